@@ -102,6 +102,7 @@ class Asked:
         return [class_of(longer.get(i, reply)) for i, reply in enumerate(first)]
 
     def _told(self, seen: Seen) -> Callable[..., None]:
+        """Hears of replies as they are made, and calls `seen` with all classes a few times in a pass."""
         known: dict[str, str] = {}
         n, heard, last = len(self.examples), 0, 0
 
@@ -120,13 +121,11 @@ class Asked:
         seen: Callable[[Sequence[Reply]], None] | None,
     ) -> dict[int, Reply]:  # fmt: skip
         """Longer replies by place; none where the model's positions leave no room for longer ones."""
-        chosen = [self.examples[i] for i in places]
-        if not chosen:
-            return {}
-        positions = positions_of(model)
-        widest = max(map(len, prompt_ids(self.pair.tokenizers.of(name), chosen, self.how.template)))
-        length = self.how.longest if positions is None else min(self.how.longest, positions - widest)
-        if length <= self.how.max_new_tokens:
+        chosen, length = [self.examples[i] for i in places], self.how.longest
+        if chosen and (positions := positions_of(model)) is not None:
+            prompts = prompt_ids(self.pair.tokenizers.of(name), chosen, self.how.template)
+            length = min(length, positions - max(map(len, prompts)))
+        if not chosen or length <= self.how.max_new_tokens:
             return {}
         return dict(zip(places, self._ask(name, f"{stored}.longer", model, size, chosen, length, seen), strict=True))
 
@@ -149,7 +148,7 @@ class Asked:
         what = f"{len(examples)} prompts" if chosen is None else f"{len(examples)} cut replies once more"
         at = "" if strength is None else f" at strength {strength:g}"
         logger.info("asking %s%s: %s, at most %d tokens each", WHO[stored.partition(".")[0]], at, what, length)
-        self._total += 0 if chosen is None else len(chosen)
+        self._total += len(chosen or ())
         progress, before, total = self._progress, self._finished, self._total
         tell = None if progress is None else lambda done: progress(before + done, total)
         place = self.folder / f"{stored if strength is None else f'{stored}-strength-{strength:g}'}.jsonl"
@@ -165,19 +164,18 @@ class Asked:
         there = read_replies(place) if self._reuse and place.stat().st_size else {}
         known = [example for example in examples if example.id in there]
         chosen = random.SystemRandom().sample(known, min(ASKED_AGAIN, len(known)))
+        fresh: list[Reply] = []
         if chosen:
             logger.info("asking for %d of %d replies of an earlier start again", len(chosen), len(known))
-        fresh = [reply for batch in engine.generate(chosen, max_new_tokens=length) for reply in batch] if chosen else []
+            fresh = [reply for batch in engine.generate(chosen, max_new_tokens=length) for reply in batch]
         differ = sum(class_of(reply) != class_of(there[reply.id]) for reply in fresh)
+        if differ:
+            what = "%s: %d of %d replies of an earlier start came out in another class: all are asked for anew"
+            logger.warning(what, place, differ, len(chosen))
         if differ or not known:
-            if differ:
-                logger.warning(
-                    "%s: %d of %d replies of an earlier start came out in another class: all are asked for anew",
-                    place, differ, len(chosen),
-                )  # fmt: skip
             place.unlink()
-            return
-        self.reused += len(known)
+        else:
+            self.reused += len(known)
 
 
 def reply_hashes(folder: Path) -> dict[str, str]:

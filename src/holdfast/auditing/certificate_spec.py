@@ -16,8 +16,7 @@ from holdfast.certification.arguments import confidence_level, count
 from holdfast.certification.behaviour import BETWEEN, Claimed
 from holdfast.certification.ledger_state import JUDGE, Claim
 from holdfast.certification.share import DRAWN
-from holdfast.certification.statement import words_of
-from holdfast.certification.terms import Terms
+from holdfast.certification.terms import Terms, words_of
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, HoldfastError, UnsupportedError
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
@@ -69,8 +68,7 @@ class Setup:
 class CertificateSpec:
     """Everything that decides what is certified, but for the prompts; the names are those of `open_certify`.
 
-    `claims` is what a behaviour certificate claims was kept, `measured` how replies were made, judged or sorted, as the
-    claim records it.
+    `measured` is how replies were made, judged or sorted, as the claim records it.
     """
 
     before: str | Path
@@ -170,10 +168,10 @@ def claim_of(
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is measured, and what it came from.
+    """What is measured, and what it came from: each example once, in file order for a sequence, by id otherwise.
 
-    Each example is there once, in file order for a sequence, by id otherwise; `cluster` has the position of the first
-    of its near-duplicates, `keep` the class that its safety set keeps where a run's sets are asked together.
+    `cluster` has the position of the first of its near-duplicates, `keep` the class that its safety set keeps where a
+    run's sets are asked together.
     """
 
     examples: list[Example]
@@ -208,13 +206,10 @@ def read_prompts(
     safety: str | Sequence[Example], *, source: str | None = None, reading: Mapping[str, Any] | None = None,
     template: str = "chat", sequential: bool = False, replies: bool = False,
 ) -> Prompts:  # fmt: skip
-    """Read the prompts of a certificate.
+    """Read the prompts of a certificate: a file or hub data set, or examples that came from `source`.
 
-    Args:
-        safety: a file or hub data set, or examples that came from `source`, which is bound by its content.
-        reading: options of `read_examples`.
-        sequential: keep the order of the file.
-        replies: the prompts are replied to: completions are not looked at, and the same prompt counts once.
+    A `sequential` certificate keeps the order of the file. Where prompts are replied to (`replies`), completions are
+    not looked at, and the same prompt counts once.
     """
     if isinstance(safety, str):
         source, given = safety, (prompts_alone if replies else read_examples)(safety, **dict(reading or {}))

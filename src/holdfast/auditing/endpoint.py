@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from holdfast.auditing.scoring import token_counts
+from holdfast.auditing.batches import token_counts
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
 from holdfast.core.registry import nearest, written_options
 from holdfast.data.encode import IGNORE, Encoded

@@ -137,7 +137,7 @@ def write_run_audit(
     Args:
         folder: the run folder, or the folder of one of its safety sets.
         roles: `constraint` and, where there is one, `monitor`.
-        before: `ref` and `sha256` of the model that entered training; `after`: of what came out.
+        before, after: `ref` and `sha256` of the model that entered training, and of what came out.
         data: `source` and `sha256` of the safety data.
     """
     facts = {

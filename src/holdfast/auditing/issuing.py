@@ -16,8 +16,7 @@ from holdfast.auditing.measures import Measure
 from holdfast.auditing.pair import Pair
 from holdfast.certification.behaviour import assessed
 from holdfast.certification.openings import Ledger, Opening
-from holdfast.certification.statement import named_statement
-from holdfast.certification.terms import Terms
+from holdfast.certification.terms import Terms, named_statement
 from holdfast.constraint.feasibility import NOISE_MARGIN
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.files import new_folder

@@ -34,8 +34,7 @@ def certify_logs(
     """Certify that at most a share alpha of what passed in the log before does not pass in the log after.
 
     Args:
-        before: an inspect `.eval` or `.json` log, or an lm-eval `samples_*.jsonl`.
-        after: of the same task.
+        before, after: inspect `.eval` or `.json` logs, or lm-eval `samples_*.jsonl`, of one task.
         output: folder for the certificate and its table.
         score: the one that counts; None where there is one alone.
         threshold: from which value on a score passes.

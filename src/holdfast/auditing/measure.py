@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.auditing.batches import batches, smaller_budget, token_budget
+from holdfast.auditing.batches import batches, losses_and_kl, needs_mask, smaller_budget, token_budget, token_counts
 from holdfast.auditing.endpoint import EndpointLaunch
 from holdfast.auditing.pair import NAMES, Name, Pair
-from holdfast.auditing.scoring import losses_and_kl, needs_mask, token_counts
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.registry import nearest
 from holdfast.core.units import UNITS
@@ -36,9 +35,8 @@ Gap = Callable[[float], None]  # a forward now runs on the device: the share of 
 class Measured:
     """Losses of every example under both models, in nats: summed over the completion, and over its first k tokens.
 
-    `tokens` counts scored tokens (of `before`'s reading, where each model has its own tokenizer), `first_tokens` those
-    among the first k; `kl` and `kl_first` are means of KL(before || after) per token over the completion and over its
-    first k tokens, where they were measured.
+    `tokens` counts scored tokens (of `before`'s reading, where each has its own tokenizer), `first_tokens` those among
+    the first k; `kl` and `kl_first` are means of KL(before || after) per token over all of them and over the first k.
     """
 
     tokens: Array
@@ -69,8 +67,7 @@ class Measured:
 class Measurer:
     """Runs examples through a pair in batches of `batch_tokens` padded tokens, or of what memory allows.
 
-    KL is measured where an adapter can be switched, unless given. Batches carry an attention mask unless `check` finds
-    that they can do without.
+    Batches carry an attention mask unless `check` finds that they can do without.
     """
 
     def __init__(self, pair: Pair, *, first_k: int, kl: bool | None = None, batch_tokens: int | None = None) -> None:
@@ -101,7 +98,12 @@ class Measurer:
         if sides[0] in self.pair.served:
             return  # what an endpoint answers is checked in every answer
         if self.kl and len(sides) > 1:
-            self._require_one_vocabulary()
+            if not self.pair.together:
+                logger.info("both models are held in memory, since KL compares them token by token")
+            rows = [causal_lm(self.pair.model(side)).get_output_embeddings().weight.shape[0] for side in NAMES]
+            if rows[0] != rows[1]:
+                what = f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows"
+                raise UnsupportedError(what, remedy="use unit nll_token without kl")
         self.masked = False
         for side in sides[-1:] if self.pair.switchable else sides:
             pad = self.pair.tokenizers.of(side).pad_token_id
@@ -110,14 +112,6 @@ class Measurer:
                     self.masked |= needs_mask(model, example, pad, self.pair.device)
             except RuntimeError as error:
                 smaller_budget(error, len(example.input_ids), rows=1)
-
-    def _require_one_vocabulary(self) -> None:
-        if not self.pair.together:
-            logger.info("both models are held in memory, since KL compares them token by token")
-        rows = [causal_lm(self.pair.model(side)).get_output_embeddings().weight.shape[0] for side in NAMES]
-        if rows[0] != rows[1]:
-            what = f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows"
-            raise UnsupportedError(what, remedy="use unit nll_token without kl")
 
     def launch(
         self, sides: Sides, encoded: Sequence[Encoded], count: Count | None = None, gap: Gap | None = None
@@ -137,8 +131,8 @@ class Measurer:
 class Launch:
     """Examples on their way through models, a batch at a time; each batch goes through all `sides`.
 
-    Out of memory, the rest is tried again in batches of half the tokens. `plan` makes batches of given lengths within
-    a budget of padded tokens.
+    `plan` makes batches of given lengths within a budget of padded tokens; out of memory, the rest is planned again
+    with half of it.
     """
 
     def __init__(self, measurer: Measurer, sides: Sides, encoded: Sequence[Encoded], plan: Plan) -> None:
@@ -226,11 +220,7 @@ def measure_pair(
     pair: Pair, encoded: Sequence[Encoded] | Mapping[Name, Sequence[Encoded]], *, first_k: int,
     kl: bool | None = None, batch_tokens: int | None = None, progress: Progress | None = None,
 ) -> Measured:  # fmt: skip
-    """Measure examples under both models: for each side its own, where each model has its own tokenizer.
-
-    `kl` holds both models if need be; None: where an adapter can be switched. `progress` is called with (done, total),
-    each example counted once a model.
-    """
+    """Measure examples under both models: for each side its own, where each model has its own tokenizer."""
     read = encoded if isinstance(encoded, Mapping) else dict.fromkeys(NAMES, encoded)
     measurer = Measurer(pair, first_k=first_k, kl=kl, batch_tokens=batch_tokens)
     count = counter(progress, 2 * len(read["before"]))
@@ -244,6 +234,7 @@ def measure_pair(
 
 
 def counter(progress: Progress | None, total: int) -> Count:
+    """Tells `progress` of (done, total), each example counted once a model."""
     done = 0
 
     def count(n: int) -> None:

@@ -208,10 +208,7 @@ class ByBehaviour(Measure):
         }  # fmt: skip
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
-        """Ask the model before twice, or until nothing can be claimed any more; this says nothing of the other.
-
-        That is where too few refusals are left to come, or too many replies cannot be sorted.
-        """
+        """Ask the model before twice, or until too few refusals are left to come, or too many replies are unsorted."""
         place = self.output / FOLDER
         self._asked = Asked(pair, prompts.examples, self.asking, place, passes=3, progress=self.progress)
         self._asked.require_room("before")

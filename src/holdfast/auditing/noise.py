@@ -10,10 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.auditing.batches import FEWEST_TOKENS, batches, shuffled_batches, smaller_budget
+from holdfast.auditing.batches import (
+    FEWEST_TOKENS,
+    batches,
+    losses_and_kl,
+    shuffled_batches,
+    smaller_budget,
+    token_counts,
+)
 from holdfast.auditing.endpoint import EndpointLaunch
 from holdfast.auditing.measure import Launch, Measured, Measurer
-from holdfast.auditing.scoring import losses_and_kl, token_counts
 from holdfast.data.encode import Encoded
 from holdfast.scoring.completion import States, deterministic
 from holdfast.scoring.head import Head
@@ -24,9 +30,8 @@ QUANTILE, SAMPLE, SEED = 0.99, 64, 0
 def second_pass(measurer: Measurer, encoded: Sequence[Encoded]) -> Launch | EndpointLaunch:
     """`before` once more on the sample, with random neighbours in smaller batches than the audit's own.
 
-    So few examples take the host longer to launch than the device to run, so `step` wants to be called where the device
-    has other work. The audit's own batches, evened out, hold between half of the budget and all of it: a third of it
-    always makes smaller ones.
+    To launch so few examples takes longer than to run them, so `step` is for where the device has other work. The
+    audit's own batches, evened out, hold at least half of the budget: a third of it always makes smaller ones.
     """
 
     def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:

@@ -32,12 +32,8 @@ NAMES: tuple[Name, ...] = get_args(Name)
 class Pair:
     """Two models and their tokenizers; a context manager that frees them at its end.
 
-    Attributes:
-        before, after: what each side is, with its sha256.
-        mode: how they share weights.
-        tokenizers: which tokenizer each side reads.
-        asked_dtype: as asked for; `dtype` is what was found.
-        strength: of the adapter of `after`, once it was set.
+    `before` and `after` say what each side is, `mode` how they share weights; `asked_dtype` is as asked for, `dtype`
+    what was found; `strength` is of the adapter of `after`, once it was set.
     """
 
     def __init__(

@@ -24,8 +24,8 @@ def rate(name: str, value: object, *, zero: bool = False) -> float:
     """Returns `value` as a float if it is a share in (0, 1), or in [0, 1) where zero is allowed."""
     x = number(value)
     if not (0 < x < 1 or (zero and x == 0)):
-        expected = f"{'0 <=' if zero else '0 <'} {name} < 1"
-        raise ConfigError(f"{name} = {value!r}, expected a share with {expected}", remedy=f"set {name} to, say, 0.05")
+        what = f"{name} = {value!r}, expected a share with {'0 <=' if zero else '0 <'} {name} < 1"
+        raise ConfigError(what, remedy=f"set {name} to, say, 0.05")
     return x
 
 
@@ -57,9 +57,8 @@ def exact(value: float) -> Fraction:
 def count(name: str, value: object, *, least: int = 0) -> int:
     """Returns `value` as an int if it is a whole number >= least; True and 3.0 are not."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise ConfigError(
-            f"{name} = {value!r}, expected a whole number >= {least}", remedy=f"give {name} as a count, such as {least}"
-        )
+        what = f"{name} = {value!r}, expected a whole number >= {least}"
+        raise ConfigError(what, remedy=f"give {name} as a count, such as {least}")
     return int(value)
 
 
@@ -80,6 +79,4 @@ def tally(regressions: object, n: object) -> tuple[int, int]:
 
 def number(value: object) -> float:
     """Returns a real number as a float; NaN for anything else, True included."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return math.nan
-    return float(value)
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan

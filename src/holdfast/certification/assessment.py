@@ -1,7 +1,5 @@
 """From degradations to the verdict: the statistical part of a certificate, as a function of its table alone.
 
-Certifying and verifying both call `assess`, so that what is verified is what was computed.
-
 | kind         | what the sentence speaks of            | test                                                     |
 |--------------|----------------------------------------|----------------------------------------------------------|
 | fixed        | the unit                               | that of `share`                                          |
@@ -15,8 +13,8 @@ its prompts does, and a NaN regresses. Nothing is certified while more than alph
 
 The fixed sequence is Learn-then-Test: strengths are tested in an order fixed beforehand, each at the full level, until
 the first failure. A false pass needs the first truly violating strength of the sequence to pass, one event of
-probability at most the level. So no share of delta is lost to the search, whatever the dependence between strengths and
-whether or not harm grows with strength. Testing past a failure would break this.
+probability at most the level: no share of delta is lost to the search, whatever the dependence between strengths.
+Testing past a failure would break this.
 """
 
 from __future__ import annotations
@@ -37,8 +35,7 @@ from holdfast.certification.binomial import p_value
 from holdfast.certification.certificate import Certificate, certify_counts
 from holdfast.certification.sequential import EProcess
 from holdfast.certification.share import Counted, ShareTest, certify_categories, grouped
-from holdfast.certification.statement import statement
-from holdfast.certification.terms import Rows, Terms
+from holdfast.certification.terms import Rows, Terms, statement
 from holdfast.core.errors import CheckpointError, ConfigError
 
 STRENGTHS: tuple[float, ...] = tuple(tenth / 10 for tenth in range(1, 11))
@@ -59,7 +56,6 @@ class Tested:
 
     @classmethod
     def binomial(cls, strength: float, regressions: int, n: int, alpha: float) -> Tested:
-        """Returns the exact binomial test at one strength."""
         return cls(strength, int(regressions), int(n), p_value(regressions, n, alpha))
 
 
@@ -70,10 +66,8 @@ def fixed_sequence(strengths: Sequence[float], test: Callable[[float], Tested], 
     """
     finite = len(strengths) > 0 and all(math.isfinite(s) and s > 0 for s in strengths)
     if not finite or any(b <= a for a, b in itertools.pairwise(strengths)):
-        raise ConfigError(
-            f"strengths = {list(strengths)}, expected positive numbers in increasing order",
-            remedy="use the default 0.1, 0.2, ..., 1.0",
-        )
+        what = f"strengths = {list(strengths)}, expected positive numbers in increasing order"
+        raise ConfigError(what, remedy="use the default 0.1, 0.2, ..., 1.0")
     if isinstance(level, bool) or not 0 < level < 1:
         raise ConfigError(f"level = {level!r}, expected 0 < level < 1", remedy="pass delta, such as 0.05")
     tested: list[Tested] = []
@@ -97,9 +91,8 @@ def assess(rows: Rows, terms: Terms) -> dict[str, Any]:
         raise _unfit("it has no rows")
     if (terms.kind == "strength") == bool(np.isnan(rows.strength).any()):
         raise _unfit("strengths are given where there should be none, or missing")
-    blank: dict[str, Any] = {"categories": None, "strength": None, "sequential": None, "e_value": None}
-    blank |= {"level": terms.level, "examples": len(rows.ids), "certified_tau": None}
-    blank |= {"drawn": terms.drawn, "max_weight": terms.max_weight}
+    blank: dict[str, Any] = dict.fromkeys(("categories", "strength", "sequential", "e_value", "certified_tau"))
+    blank |= {"level": terms.level, "examples": len(rows.ids), "drawn": terms.drawn, "max_weight": terms.max_weight}
     return blank | _KINDS[terms.kind](rows, terms)
 
 
@@ -225,8 +218,7 @@ def smallest_tau(degradations: NDArray[np.float64], certifies: Callable[[float],
     """Returns the smallest tau at which a test certifies; None where no finite degradation will do.
 
     Regressions fall as tau grows, and only at the degradations themselves; so the smallest tau is one of these, and
-    bisection over them finds it for any test that one regression more never lets certify. For the exact binomial test
-    it is D_(r), r the smallest rank with P(Bin(n, 1 - alpha) <= r - 1) >= 1 - delta.
+    bisection over them finds it for any test that one regression more never lets certify.
     """
     values = np.unique(degradations)
     finite = values[np.isfinite(values)].tolist()

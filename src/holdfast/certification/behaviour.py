@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from holdfast.certification.arguments import exact
 from holdfast.certification.assessment import assess
-from holdfast.certification.statement import Words
-from holdfast.certification.terms import Rows, Terms
+from holdfast.certification.terms import Rows, Terms, Words
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.percent import exact_percent, percent
 
@@ -62,8 +61,8 @@ CLASSES = (*(str(claim.value) for claim in Claimed), UNSORTED)
 class Classes:
     """The classes of all replies, one row a prompt: of the model before, of the same asked again, of the model after.
 
-    `cluster` numbers groups of near-duplicates. `keep` is per prompt the class that its set keeps, where prompts of
-    several sets are asked together: a claim counts those of its own. A refused everyday prompt is no refusal to keep.
+    `cluster` numbers groups of near-duplicates; `keep` is the class that the set of each prompt keeps, where prompts of
+    several sets are asked together: a claim counts those of its own.
     """
 
     ids: Sequence[str]

@@ -6,7 +6,7 @@ from typing import Any
 from holdfast.certification import binomial, finite_pool
 from holdfast.certification.arguments import confidence_level, count, tally
 from holdfast.certification.share import require_enough, with_raw_share
-from holdfast.certification.statement import Words, claim, confident, verdict
+from holdfast.certification.terms import Words, claim, confident, verdict
 from holdfast.core.percent import exact_percent
 
 

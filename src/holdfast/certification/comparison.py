@@ -1,8 +1,7 @@
 """Two runs compared on the same prompts, and two methods compared over seeds.
 
-Prompts within one seed measure the sampling of prompts; seeds measure the variation of training. The two are reported
-side by side and never pooled: prompts of several seeds are not independent, and an interval over all of them would be
-too narrow.
+Prompts within one seed measure the sampling of prompts; seeds measure the variation of training. They are never pooled:
+prompts of several seeds are not independent, and an interval over all of them would be too narrow.
 """
 
 from __future__ import annotations
@@ -84,10 +83,7 @@ def compare_prompts(
 
 
 def mcnemar_p_value(only_a: int, only_b: int) -> float:
-    """Returns min(1, 2 P(Bin(b + c, 1/2) <= min(b, c))): twice the smaller tail, capped at one.
-
-    The binomial is symmetric, so this equals the usual exact test that adds up all outcomes as unlikely.
-    """
+    """Returns min(1, 2 P(Bin(b + c, 1/2) <= min(b, c))): the binomial is symmetric, so this is the usual exact test."""
     discordant = only_a + only_b
     return min(1.0, 2 * float(tail(min(only_a, only_b), discordant, 0.5))) if discordant else 1.0
 
@@ -106,19 +102,16 @@ def newcombe_interval(both: int, only_a: int, only_b: int, neither: int, confide
         product = max(product - n / 2, 0.0)
     margins = (both + only_a) * (only_b + neither) * (both + only_b) * (only_a + neither)
     phi = product / math.sqrt(margins) if margins else 0.0
-    low, high = (
-        math.sqrt(max(x * x - 2 * phi * x * y + y * y, 0.0)) for x, y in ((below_a, above_b), (above_a, below_b))
-    )
+    sides = (below_a, above_b), (above_a, below_b)
+    low, high = (math.sqrt(max(x * x - 2 * phi * x * y + y * y, 0.0)) for x, y in sides)
     return max(a - b - low, -1.0), min(a - b + high, 1.0)
 
 
 def compare_seeds(differences: Sequence[float], confidence: float = 0.95) -> SeedComparison:
     """Returns mean +- t_{S-1} sd / sqrt(S) of S seed-level paired differences, one number per seed."""
-    for value in differences:
-        if not math.isfinite(number(value)):
-            raise DataError(
-                f"a seed's difference is {value!r}, expected a finite number", remedy="pass one number per seed"
-            )
+    if strange := [value for value in differences if not math.isfinite(number(value))]:
+        what = f"a seed's difference is {strange[0]!r}, expected a finite number"
+        raise DataError(what, remedy="pass one number per seed")
     values = np.array(differences, dtype=np.float64)
     seeds = len(values)
     if seeds < 2:

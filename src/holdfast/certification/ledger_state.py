@@ -71,10 +71,7 @@ def look_sha256(
     before_sha256: str, after_sha256: str, unit: str, tau: float, alpha: float, first_k: int,
     settings: Mapping[str, Any],
 ) -> str:  # fmt: skip
-    """Identity of a look at prompts: which two models were compared, and by which measure.
-
-    Of `settings`, as a claim has them, those that a better figure could be looked for with: `LOOKED` and the judge.
-    """
+    """Identity of a look at prompts: which two models were compared, and by which measure."""
     read = [settings.get(name) for name in LOOKED]
     read += [settings[JUDGE]] if settings.get(JUDGE) else []
     return sha256_json([before_sha256, after_sha256, unit, float(tau), float(alpha), first_k, *read])
@@ -88,10 +85,9 @@ def split_sha256(ids: Sequence[str]) -> str:
 def default_ledger(source: str) -> Path:
     """Where the openings of a safety source are written: beside a local file, else in holdfast's cache.
 
-    The cache holds one ledger for all data, so that a set shared by two sources is still seen. It is also that of
-    files in the cache: two draws of the protocol's roles are two files with many prompts in common. The place never
-    depends on what may be written: `require_writable_ledger` refuses instead. A copy of the file elsewhere has a ledger
-    of its own, which nothing can prevent.
+    The cache holds one ledger for all data, that of files in the cache included: two draws of the protocol's roles are
+    two files with many prompts in common. The place never depends on what may be written (`require_writable_ledger`). A
+    copy of the file elsewhere has a ledger of its own, which nothing can prevent.
     """
     path = Path(source).expanduser()
     root = Path(os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast").expanduser()
@@ -214,8 +210,8 @@ def next_number(
     """The number of this opening among all looks at these prompts; refuses one more than declared.
 
     An audit that asked what is claimed now, or what another opening asked, is no further look where it shows the whole
-    test (`SHOWN`): after an audit, categories, a pool or a strength can still be chosen. The same claim on a larger or
-    smaller set is one: to add prompts until a claim passes is to look again.
+    test (`SHOWN`). The same claim on a larger or smaller set is one: to add prompts until a claim passes is to look
+    again.
     """
     openings, audits = _looks(state, others, ids, texts, {claim.look}, claim.kind in SHOWN)
     used = len(openings) + len(audits)

@@ -12,11 +12,9 @@ measured, so that a look that ended badly counts too.
 - A sequence of prompts that arrive over time is one opening, whose prompts may only grow at the end, by prompts that
   nothing has looked at: their order must not depend on outcomes.
 
-A prompt is shared when its id or its normalised text is, or when one of the two texts holds 4/5 of the other's word
-3-shingles (`sketches.py`): another completion, case, spacing or introduction makes no fresh prompt.
-
-The certify share of a run is entered as closed when the run begins (`close`), so that an audit of the whole data file
-can be refused before it spends the share. The file (`ledger_state.py`) holds ids and hashes, never text.
+A prompt is shared when its id or its normalised text is, or nearly (`sketches.py`): another completion, case, spacing
+or introduction makes no fresh prompt. The certify share of a run is entered as closed when the run begins (`close`), so
+that an audit of the whole data file can be refused before it spends the share.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -148,8 +146,7 @@ class Ledger:
     def settle(self, claim: str, ids: Sequence[str], outcome: Sequence[str], *, first_stands: bool = True) -> None:
         """Keep what an opening of a claim (its sha256) came to: one text a row, in the order of the rows.
 
-        Where measuring again may come to something else, the first outcome stands: another one is refused, and later
-        ones may only continue it, as a sequence grows.
+        Where `first_stands`, another outcome is refused, and later ones may only continue it, as a sequence grows.
         """
         with self._changed() as state:
             entry = _same(state, claim, split_sha256(self._names(ids)))
@@ -248,11 +245,10 @@ def scope_of(before_sha256: str, task_sha256: str) -> str:
 class ScopedLedger(Ledger):
     """A ledger in which some prompts, given by their ids, count within one scope (`scope_of`) only.
 
-    Prompts that ship with holdfast are public, and every run certifies on the same ones. In one count for all, the
+    Prompts that ship with holdfast are public, and every run certifies on the same ones: in one count for all, the
     first certificate anywhere would use them up. So they are entered as `ID@SCOPE`, for the content of the model before
-    and of the task, and recognised there by id and whole text: a second run on both shares their openings, whatever its
-    folder is called and wherever the task file lies; a run on another model or task does not. Every other prompt of the
-    same certificate is entered as itself. Callers see ids as they gave them.
+    and of the task, and recognised there by id and whole text; a run on another model or task does not share their
+    openings. Every other prompt is entered as itself. Callers see ids as they gave them.
     """
 
     def __init__(self, path: Path, scope: str, public: frozenset[str]) -> None:

@@ -150,13 +150,9 @@ def plan(
 ) -> dict[str, Any]:  # fmt: skip
     """Returns what `holdfast plan` prints: the groups that a certificate needs, and what n groups can certify.
 
-    Args:
-        true_rate: the share believed to regress really.
-        power: the wanted probability of a certificate at `true_rate`; 0.9 unless given.
-        n: the groups there are, in each category.
-        openings, categories: tests that share 1 - confidence.
-        max_weight: the most that a group weighs, for a share of prompts; None: a share of groups.
-        group_size: prompts in each group, with a max_weight; 1 unless given.
+    `true_rate` is the share believed to regress really, `power` the wanted probability of a certificate there; `n`
+    counts groups in each category; `openings` and `categories` share 1 - confidence. With a `max_weight` a share of
+    prompts is planned, in groups of `group_size`; else a share of groups.
     """
     if power is not None and true_rate is None:
         raise ConfigError("--power without --true-rate: power is the chance at a true rate", remedy="add --true-rate")

@@ -50,9 +50,8 @@ class Counted:
 class ShareTest:
     """Whether measured prompts show that a share is at most alpha, at level = (1 - confidence) / parts.
 
-    `groups` and `rows` are counts of groups and of prompts, each with its test where the verdict rests on it. `p_value`
-    is the smallest level that would certify: the larger of the tests', or with a max_weight 1/e_value. `upper_bound` is
-    of the share that the sentence speaks of; at most alpha exactly when certified.
+    `groups` and `rows` carry a test where the verdict rests on it. `p_value` is the smallest level that would certify:
+    the larger of the tests', or with a max_weight 1/e_value. `upper_bound` is of the share that the sentence speaks of.
     """
 
     alpha: float
@@ -81,14 +80,9 @@ def share_test(
     failed: Sequence[bool] | NDArray[np.bool_], group: Sequence[int] | NDArray[np.int64], *, alpha: float,
     confidence: float = 0.95, parts: int = 1, drawn: str = "groups", max_weight: int | None = None,
 ) -> ShareTest:  # fmt: skip
-    """Tests "at most a share alpha regresses" on prompts measured once.
+    """Tests "at most a share alpha regresses" on prompts measured once: whether each `failed`, and its `group`.
 
-    Args:
-        failed: per prompt, whether it regressed.
-        group: per prompt, a label of its group of near-duplicates.
-        parts: the number of tests that share 1 - confidence: declared openings, categories, or both multiplied.
-        drawn: `groups`, or `rows` where prompts were drawn one by one.
-        max_weight: c, declared before the prompts were looked at.
+    `parts` tests share 1 - confidence; `max_weight` is declared before the prompts were looked at.
     """
     cap = require_unit(drawn, max_weight)
     level, limit = confidence_level(confidence, parts), grid_alpha(alpha)
@@ -175,10 +169,9 @@ Measured: TypeAlias = tuple[Sequence[bool] | NDArray[np.bool_], Sequence[int] | 
 class CategoryVerdict:
     """One category among several that were tested together; `n` and `regressions` count units of the test.
 
-    `p_value` and the tests of `groups` and `rows` are before Holm's correction; certified when adjusted_p is at most
-    the level. `upper_bound` is simultaneous for all categories; at most alpha exactly when certified. `needed` units
-    without a regression certify the category whatever the others show, where `n` is below that; else, and with a
-    max_weight, where it depends on the sizes of groups, None.
+    `p_value` and the tests of `groups` and `rows` are before Holm's correction; `upper_bound` is simultaneous for all
+    categories. `needed` units without a regression certify the category whatever the others show; None where `n` is not
+    below that, and with a max_weight, where it depends on the sizes of groups.
     """
 
     n: int

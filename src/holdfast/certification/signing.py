@@ -70,10 +70,8 @@ class Signed:
 def verify_signature(certificate: Path, key: Path) -> Signed:
     """Check the signature beside a certificate against one public key, or against a file of allowed signers.
 
-    Raises:
-        CheckpointError: there is no signature, or it is damaged, of another kind, for another use, by another key, or
-            of other bytes.
-        ConfigError: `key` names no ed25519 public key.
+    A CheckpointError: there is no signature, or it is damaged, of another kind, for another use, by another key, or of
+    other bytes. A ConfigError: `key` names no ed25519 public key.
     """
     signers, path = read_signers(key), signature_path(certificate)
     signature = _read_signature(path)

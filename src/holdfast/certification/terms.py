@@ -1,9 +1,13 @@
-"""What a certificate tests: the table of what was measured, the terms of the test, and whether prompts are enough."""
+"""What a certificate tests and says: measured rows, the terms of the test, whether prompts are enough, the sentence.
+
+The sentence names exactly what was tested. Certifying and verifying both call these functions, so that what is verified
+is what was computed.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +17,105 @@ from holdfast.certification.arguments import confidence_level
 from holdfast.certification.binomial import fewest_prompts
 from holdfast.certification.share import Counted, ShareTest, require_unit, share_test
 from holdfast.certification.share import require_enough as require_units
-from holdfast.certification.statement import Words, claim, confident, counts
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError
+from holdfast.core.percent import exact_percent, percent_up
 
 Degradations = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Words:
+    """A regression of several prompts and of one, in words; and what follows "prompts", where they come from."""
+
+    regress: str = "regress"
+    regresses: str = "regresses"
+    source: str = "from this source"
+
+
+def claim(alpha: float, words: Words, *, drawn: str = "groups", max_weight: int | None = None) -> str:
+    """Returns "at most alpha of ... regress" for the unit of the test."""
+    limit = f"at most {exact_percent(alpha)}"
+    if max_weight is not None:
+        weight = f"where a group of near-duplicates weighs at most {max_weight}"
+        return f"{limit} of prompts {words.source}, {weight}, {words.regress}"
+    if drawn == "rows":
+        return f"{limit} of prompts {words.source}, drawn one by one as its user asserts, {words.regress}"
+    return f"{limit} of groups of near-duplicate prompts {words.source} have a prompt that {words.regresses}"
+
+
+def counts(groups: Counted, rows: Counted, *, drawn: str = "groups", max_weight: int | None = None) -> str:
+    prompts = f"{rows.regressions} of {rows.n}"
+    if max_weight is not None:
+        return f"{prompts} prompts did, in {groups.regressions} of {groups.n} groups"
+    if drawn == "rows":
+        return f"{prompts} did"
+    return f"{groups.regressions} of {groups.n} groups did, {prompts} prompts"
+
+
+def statement(test: ShareTest, words: Words | None = None, openings: int | None = None, claims: int = 1) -> str:
+    """Returns claim and verdict of a test of one share as a sentence; its parts are openings unless these are given."""
+    said = claim(test.alpha, words or Words(), drawn=test.drawn, max_weight=test.max_weight)
+    counted = counts(test.groups, test.rows, drawn=test.drawn, max_weight=test.max_weight)
+    at = confident(test.confidence, openings or test.parts, claims)
+    return verdict(test.certified, said, counted, test.upper_bound, at)
+
+
+def verdict(certified: bool, said: str, counts: str, upper_bound: float, at: str) -> str:
+    """Returns the sentence of a claim that is shown, or is not."""
+    shown = f"({counts}; upper bound {percent_up(upper_bound)})."
+    return f"{at}, {said} {shown}" if certified else f"Not certified: that {said} is not shown {shown}"
+
+
+def confident(confidence: float, openings: int = 1, claims: int = 1) -> str:
+    at = f"With {exact_percent(confidence)} confidence"
+    at += f" over {openings} openings" if openings > 1 else ""
+    return at + (f" for {claims} claims together" if claims > 1 else "")
+
+
+def words_of(by: str) -> Words | None:
+    """The words of a claim; None: those of its unit."""
+    if by != "log":
+        return None
+    passed = "of this task that passed in the log before"
+    return Words("do not pass in the log after", "does not pass in the log after", passed)
+
+
+def named_statement(
+    statement: str, by: str, models: Mapping[str, str], bound: Mapping[str, Any], behaviour: Mapping[str, Any] | None,
+    screening: Mapping[str, Any] | None = None,
+) -> str:  # fmt: skip
+    """`statement`, followed by the two models, the way they were compared, and how many prompts are public."""
+    after, before = (f"{models[side]} (sha256 {bound[f'{side}_sha256'][:12]})" for side in ("after", "before"))
+    said = f"{statement} Before: {before}; after: {after}. {_compared(by, behaviour)}"
+    if screening is None:
+        return said
+    return f"{said} {screening['public']} of the {screening['prompts']} prompts ship with holdfast and are public."
+
+
+def screened(screening: Mapping[str, Any]) -> str:
+    """What screening found before training, in one line."""
+    rows, conflicts, dropped = (screening[name] for name in ("rows", "conflicts", "dropped"))
+    asked = "" if screening["asked_rows"] >= rows else f", {screening['asked_rows']} of them asked"
+    return (
+        f"screening: {rows} task rows{asked}; {conflicts} teach what the model before refuses, {dropped} of them were "
+        f"dropped (conflicts: {screening['rule']})"
+    )
+
+
+def _compared(by: str, behaviour: Mapping[str, Any] | None) -> str:
+    """How the models were compared, and what that leaves open."""
+    if by == "behaviour" and behaviour is not None:
+        rules = behaviour["rules"]
+        return (
+            f"Greedy replies of at most {behaviour['max_new_tokens']} tokens, {behaviour['engine']} in "
+            f"{behaviour['dtype']}, sorted by {rules['name']} revision {rules['revision']}; "
+            f"{behaviour['unclear']} of {behaviour['prompts']} prompts unclear."
+        )
+    if by == "harm":
+        return "Greedy replies, as the judge sees them."
+    if by == "log":
+        return "As two evaluation logs say; the models were not seen."
+    return "A steering figure: what the models write was not looked at, and a model can keep this and stop refusing."
 
 
 @dataclass(frozen=True)
@@ -120,12 +219,10 @@ class Terms:
 def require_enough(
     terms: Terms, units: int, categories: Mapping[str, int] | None = None, *, sizes: Sequence[int] | None = None
 ) -> None:
-    """Refuse prompts too few to certify even without a regression, naming the number needed.
+    """Refuse too few `units` of the test to certify even without a regression, naming the number needed.
 
-    Args:
-        units: of the test: groups; prompts where these were drawn one by one, or from a known list.
-        categories: the same for each category, of a certificate per category.
-        sizes: prompts of each group, which a max_weight depends on; without them nothing is said about it.
+    `categories` has the units of each, of a certificate per category; `sizes` the prompts of each group, which a
+    max_weight depends on: without them nothing is said about it.
     """
     if terms.kind == "sequential":  # more prompts may come
         return
@@ -158,9 +255,8 @@ def require_enough_rows(
 ) -> None:  # fmt: skip
     """Refuse prompts, given by the labels of their groups, too few to certify even without a regression.
 
-    Of a certificate per category each category needs enough units: groups, or prompts where these were drawn one by
-    one. One of `every` category that has no prompt certifies nothing, and must not be left out. Where not all prompts
-    count, `counted` says which do, and `remedy` what to do for more of them.
+    One of `every` category that has no prompt certifies nothing, and must not be left out. Where not all prompts count,
+    `counted` says which do, and `remedy` what to do for more of them.
     """
     sizes = list(Counter(labels).values())
     units = len(labels) if terms.kind == "finite_pool" or terms.drawn == "rows" else len(sizes)

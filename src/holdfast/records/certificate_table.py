@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.certification.behaviour import Claimed, Classes, assessed
-from holdfast.certification.statement import named_statement, words_of
-from holdfast.certification.terms import Rows, Terms
+from holdfast.certification.terms import Rows, Terms, named_statement, words_of
 from holdfast.core.errors import CheckpointError, HoldfastError
 from holdfast.core.files import parse_parquet, write_bytes
 from holdfast.records.certificate import TABLE_NAME, CertificateRecord
