@@ -218,7 +218,6 @@ def require_replies(record: CertificateRecord, table: Table, folder: Path) -> bo
         if missing := [prompt for prompt in table.ids if prompt not in final]:
             raise CheckpointError(f"{place}: no reply to {len(missing)} prompts in {name}.jsonl", remedy=_RESTORE)
         if [class_of(final[prompt]) for prompt in table.ids] != list(classes):
-            raise CheckpointError(
-                f"the classes of the column {name} do not follow from the replies in {place}", remedy=_RESTORE
-            )
+            what = f"the classes of the column {name} do not follow from the replies in {place}"
+            raise CheckpointError(what, remedy=_RESTORE)
     return True

@@ -4,18 +4,17 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.auditing.behaviour import Behaviour, behaviour_view, judge_record
-from holdfast.auditing.finishing import write_audit
 from holdfast.auditing.measure import Progress, kl_wanted
 from holdfast.auditing.model_ref import Choice
 from holdfast.auditing.pair import Pair, open_pair
-from holdfast.auditing.partial_results import PartialResults
+from holdfast.auditing.results import PartialResults, write_audit
 from holdfast.auditing.sharing import ALONE, Sharing
 from holdfast.auditing.windows import FIRST, Windows, measure_windows, require_served
 from holdfast.certification.ledger_state import look_sha256
@@ -115,8 +114,14 @@ def audit(
     beside = default_ledger(str(safety)) if isinstance(safety, str | Path) else None
     place = Path(ledger) if ledger is not None else beside
     texts = {} if place is None else prompt_marks(stream)
-    if not open_closed:  # a ledger that is named does not hide what the one beside the data says is closed
-        _require_open({known for known in (place, beside) if known is not None}, texts)
+    # A ledger that is named does not hide what the one beside the data says is closed: nothing could certify the run.
+    known = {path for path in (place, beside) if path is not None and not open_closed}
+    for share in (closed for path in known for closed in Ledger(path).closed(list(texts), texts=texts)):
+        raise DataError(
+            f"{len(share.ids)} of {len(texts)} examples are closed for certification of {share.run}",
+            remedy=f"use `holdfast audit {share.run}`, which leaves them closed, or --open (open_closed=True) to spend "
+            "an opening",
+        )
     with open_pair(
         before, after, dtype=dtype, device=device, tokenizer=tokenizer, trust_remote_code=trust_remote_code,
         before_revision=before_revision, after_revision=after_revision, processing_class=processing_class,
@@ -133,16 +138,6 @@ def audit(
                 _note_look(Ledger(place), pair, texts, limit, settings, options)
 
         return audit_roles(pair, {"audit": stream}, limit, options, output, progress, enter, sharing)
-
-
-def _require_open(ledgers: Collection[Path], texts: Mapping[str, str]) -> None:
-    """Refuse examples that are closed for the certification of a run: nothing could certify it after this audit."""
-    for share in (closed for place in ledgers for closed in Ledger(place).closed(list(texts), texts=texts)):
-        raise DataError(
-            f"{len(share.ids)} of {len(texts)} examples are closed for certification of {share.run}",
-            remedy=f"use `holdfast audit {share.run}`, which leaves them closed, or --open (open_closed=True) to spend "
-            "an opening",
-        )
 
 
 def _note_look(
@@ -199,7 +194,8 @@ def audit_roles(
         pair.require_unchanged()
         seconds = round(time.monotonic() - started, 3)
         facts = {"binding": parts.sha256, "versions": binding["versions"], "seconds": seconds}
-        measured = sharing.first(lambda: write_audit(folder, windows, parts, constraint, behaviour, facts))
+        whole = (folder, pair, streams, windows.count, parts, constraint, behaviour, facts)
+        measured = sharing.first(lambda: write_audit(*whole))
         parts.remove()
         return measured if output is not None else replace(measured, folder=None)
 
@@ -212,10 +208,8 @@ def _require_replies(pair: Pair, sharing: Sharing) -> None:
             remedy="leave the judge out; `holdfast evaluate --engine endpoint` asks and judges",
         )
     if sharing.world > 1:
-        raise UnsupportedError(
-            f"a judge in an audit on {sharing.world} processes: replies are made by one",
-            remedy="leave the judge out, or audit in one process",
-        )
+        what = f"a judge in an audit on {sharing.world} processes: replies are made by one"
+        raise UnsupportedError(what, remedy="leave the judge out, or audit in one process")
 
 
 def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptions, kl: bool) -> dict[str, Any]:
@@ -242,15 +236,13 @@ def _finished(folder: Path, binding: str, pair: Pair) -> Audit | None:
     place = folder / SUMMARY_NAME
     if not place.exists() and not (folder / TABLE_NAME).exists():
         return None
+    what = f"{folder} holds the audit of other models, data or settings"
     if pair.served:
         what = f"{folder} holds a finished audit, and what an endpoint serves may have changed since"
-        raise ConfigError(what, remedy="name another folder (--output, output=)")
-    if place.exists() and (stored := Audit.load(folder)).binding == binding:
+    elif place.exists() and (stored := Audit.load(folder)).binding == binding:
         logger.info("this audit is finished already: %s", folder)
         return stored
-    raise ConfigError(
-        f"{folder} holds the audit of other models, data or settings", remedy="name another folder (--output, output=)"
-    )
+    raise ConfigError(what, remedy="name another folder (--output, output=)")
 
 
 def _behaviour(

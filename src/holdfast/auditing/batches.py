@@ -90,10 +90,8 @@ def smaller_budget(error: RuntimeError, budget: int, *, rows: int) -> int:
     if not out_of_memory(error):
         raise error
     if rows == 1:
-        raise ResourceError(
-            "out of memory with a single example in the batch",
-            remedy="lower max_length, load in bfloat16, or use a larger device",
-        ) from error
+        what = "out of memory with a single example in the batch"
+        raise ResourceError(what, remedy="lower max_length, load in bfloat16, or use a larger device") from error
     free_memory()
     return budget // 2
 

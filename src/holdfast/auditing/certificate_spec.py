@@ -16,7 +16,6 @@ from holdfast.certification.arguments import confidence_level, count
 from holdfast.certification.behaviour import BETWEEN, Claimed
 from holdfast.certification.ledger_state import JUDGE, Claim
 from holdfast.certification.share import DRAWN
-from holdfast.certification.terms import Terms, words_of
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, HoldfastError, UnsupportedError
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
@@ -137,13 +136,6 @@ class CertificateSpec:
             )
         return pair
 
-    def terms(self, openings: int) -> Terms:
-        """The test, when delta is shared by that many openings."""
-        return Terms(
-            self.kind, self.tau, self.alpha, float(self.confidence), openings, self.pool, self.unit, drawn=self.drawn,
-            max_weight=self.max_weight, words=words_of(self.by),
-        )  # fmt: skip
-
 
 def claim_of(
     asked: CertificateSpec | CertificateRecord, before_sha256: str, after_sha256: str, claims: Sequence[Claimed],
@@ -197,9 +189,9 @@ class Prompts:
 class Leakage:
     """Whether the prompts were looked for in the training data, which that was, and how many were looked for."""
 
-    checked: bool
-    against: str | None
-    prompts: int
+    checked: bool = False
+    against: str | None = None
+    prompts: int = 0
 
 
 def read_prompts(
@@ -256,26 +248,19 @@ def require_not_steering(examples: Sequence[Example], after: str | Path) -> None
 def _texts_of(run: Path, name: str, ids: set[str]) -> set[str]:
     """Normalised prompts that steered or watched a run; none where neither its screening nor its data can be read."""
     try:
-        rows = _screened(run) if (run / FOLDER / RECORD).is_file() else _of_data(run, name, ids)
+        if (run / FOLDER / RECORD).is_file():  # a run of `safety: auto`
+            screening, _ = load_finished(run / FOLDER)
+            rows = [example for split in screening.sets.values() for example in (*split.constraint, *split.monitor)]
+            rows += [example for figure in FIGURES for example in getattr(screening.monitor, figure)]
+        else:
+            block = read_yaml(run / "config.yaml").get("safety", {})
+            block = block if isinstance(block.get("data"), str) else block.get(name, {})
+            options = {key: block[key] for key in ("columns", "split", "subset", "revision") if block.get(key)}
+            rows = [example for example in read_examples(block["data"], **options) if example.id in ids]
     except (HoldfastError, KeyError, TypeError, AttributeError):
         logger.warning("the safety data of %s cannot be read: prompts are compared with it by id only", run)
         return set()
     return {normalise(prompt_text(example)) for example in rows}
-
-
-def _screened(run: Path) -> list[Example]:
-    """What a run of `safety: auto` held and watched, from the record of its screening."""
-    screening, _ = load_finished(run / FOLDER)
-    held = [example for split in screening.sets.values() for example in (*split.constraint, *split.monitor)]
-    return [*held, *(example for figure in FIGURES for example in getattr(screening.monitor, figure))]
-
-
-def _of_data(run: Path, name: str, ids: set[str]) -> list[Example]:
-    """A run's examples by their ids, from the data its settings name."""
-    block = read_yaml(run / "config.yaml").get("safety", {})
-    block = block if isinstance(block.get("data"), str) else block.get(name, {})
-    options = {key: block[key] for key in ("columns", "split", "subset", "revision") if block.get(key)}
-    return [example for example in read_examples(block["data"], **options) if example.id in ids]
 
 
 def require_no_leak(
@@ -287,21 +272,18 @@ def require_no_leak(
     Without `columns` of the training data, those of the prompts are tried where it has none of the known ones.
     """
     if not train_data and columns:
-        raise ConfigError(
-            "train_columns are given without train_data", remedy="name the training data, or leave them out"
-        )
+        what = "train_columns are given without train_data"
+        raise ConfigError(what, remedy="name the training data, or leave them out")
     if not train_data:
-        return Leakage(checked=False, against=None, prompts=0)
+        return Leakage()
     rows = [row for source in train_data for row in _train_rows(source, columns, reading.get("columns"))]
     logger.info("looking for %d prompts in %d rows of %s", len(examples), len(rows), ", ".join(train_data))
     texts = [text for example in rows for text in searchable_texts(example)]
     try:
         require_unseen(examples, texts)
     except DataError as error:
-        raise DataError(
-            error.what.replace("the task data", "the training data"),
-            remedy="remove these prompts from the safety file: a prompt that was trained on cannot certify",
-        ) from error
+        remedy = "remove these prompts from the safety file: a prompt that was trained on cannot certify"
+        raise DataError(error.what.replace("the task data", "the training data"), remedy=remedy) from error
     return Leakage(checked=True, against=", ".join(train_data), prompts=len(examples))
 
 

@@ -165,9 +165,8 @@ def endpoint_of(model: Any) -> Endpoint | None:
         return None
     for option in options:
         if option not in OPTIONS:
-            raise ConfigError(
-                f"a model behind an endpoint has no option {option!r}", remedy=nearest(str(option), [*OPTIONS])
-            )
+            what = f"a model behind an endpoint has no option {option!r}"
+            raise ConfigError(what, remedy=nearest(str(option), [*OPTIONS]))
     if "model_name" in options:
         if options["model_name"] is None or not str(options["model_name"]).strip():
             raise ConfigError("a model behind an endpoint needs model_name", remedy=f"for example {EXAMPLE}")

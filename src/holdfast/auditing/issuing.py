@@ -58,9 +58,8 @@ def issue(
     facts, found = measure.facts(pair), assessed(table, terms, spec.claims)
     after, after_sha256 = place_of(spec.after), pair.after.sha256
     if found["strength"] is not None:
-        chosen = found["strength"]["chosen"]
         found["strength"] |= {"adapter": None, "original": after, "original_sha256": after_sha256}
-        if chosen is not None:
+        if (chosen := found["strength"]["chosen"]) is not None:
             folder = output / f"adapter-strength-{chosen:g}"
             write_strength(pair, chosen, folder)
             after = found["strength"]["adapter"] = str(folder.resolve())
@@ -97,13 +96,10 @@ def write_record(
     assumptions: list[str], noise: float = 0.0,
 ) -> CertificateRecord:  # fmt: skip
     """Write the table and the certificate of what `assessed` found in it."""
-    bound |= {
-        "split_sha256": entry.split_sha256, "table_sha256": write_table(output / TABLE_NAME, table, terms.tau),
-        "reference_sha256": bound["before_sha256"],
-    }  # fmt: skip
-    found["statement"] = named_statement(
-        found["statement"], spec.by, models, bound, found["behaviour"], found.get("screening")
-    )
+    bound |= {"split_sha256": entry.split_sha256, "reference_sha256": bound["before_sha256"]}
+    bound["table_sha256"] = write_table(output / TABLE_NAME, table, terms.tau)
+    screening = found.get("screening")
+    found["statement"] = named_statement(found["statement"], spec.by, models, bound, found["behaviour"], screening)
     record = CertificateRecord(
         by=spec.by, kind=terms.kind, alpha=terms.alpha, tau=terms.tau, unit=spec.unit, first_k=spec.first_k,
         confidence=terms.confidence, pool=terms.pool, models=models,
@@ -125,14 +121,18 @@ def write_strength(pair: Pair, strength: float, folder: Path) -> None:
     pair.set_strength(strength)
     with pair.on("after") as model:
         scaled = {_ADAPTER.sub("", name): p for name, p in model.named_parameters() if _SECOND.search(name)}
-        tensors = _with_scaled(source / ADAPTER_WEIGHTS, scaled)
-    if not folder.exists():
-        with new_folder(folder) as made:
-            _save(source, tensors, made)
-        return
-    with tempfile.TemporaryDirectory() as again:
-        _save(source, tensors, Path(again))
-        if content_of(folder).sha256 != content_of(again).sha256:
+        tensors: dict[str, Any] = load_file(source / ADAPTER_WEIGHTS)
+        if (factors := {name for name in tensors if _SECOND.search(name)}) != set(scaled):
+            raise CheckpointError(
+                f"{source / ADAPTER_WEIGHTS}: {len(factors)} B factors in the file, {len(scaled)} in the model: they "
+                "do not correspond",
+                remedy="save the adapter again with PEFT's save_pretrained",
+            )
+        tensors |= {name: tensor.detach().cpu().contiguous() for name, tensor in scaled.items()}
+    there = folder.exists()
+    with tempfile.TemporaryDirectory() if there else new_folder(folder) as made:
+        _save(source, tensors, Path(made))
+        if there and content_of(folder).sha256 != content_of(made).sha256:
             raise ConfigError(f"{folder} exists and holds something else", remedy="name another folder with --output")
 
 
@@ -144,17 +144,6 @@ def _save(source: Path, tensors: dict[str, Any], folder: Path) -> None:
         target = folder / path.relative_to(source)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(path, target)
-
-
-def _with_scaled(weights: Path, scaled: dict[str, Any]) -> dict[str, Any]:
-    tensors: dict[str, Any] = load_file(weights)
-    factors = {name for name in tensors if _SECOND.search(name)}
-    if factors != set(scaled):
-        raise CheckpointError(
-            f"{weights}: {len(factors)} B factors in the file, {len(scaled)} in the model: they do not correspond",
-            remedy="save the adapter again with PEFT's save_pretrained",
-        )
-    return tensors | {name: tensor.detach().cpu().contiguous() for name, tensor in scaled.items()}
 
 
 def place_of(ref: str | Path) -> str:

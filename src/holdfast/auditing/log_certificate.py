@@ -55,13 +55,14 @@ def certify_logs(
     categories = {name: sample.category for name, sample in zip(ids, pairs.samples, strict=True)}
     claim = claim_of(spec, pairs.log_before.sha256, pairs.log_after.sha256, spec.claims, categories)
     texts = {n: f"text:{sha256_text(normalise(s.prompt))[:16]}" for n, s in zip(ids, pairs.samples, strict=True)}
+    terms = Terms.of(spec, book.check(claim, ids, declared=openings, texts=texts).declared)
     require_enough_rows(
-        spec.terms(book.check(claim, ids, declared=openings, texts=texts).declared), table.cluster.tolist(),
-        table.category, counted=f"{pairs.passed_before} of {pairs.n} samples passed in the log before",
+        terms, table.cluster.tolist(), table.category,
+        counted=f"{pairs.passed_before} of {pairs.n} samples passed in the log before",
         remedy="use logs with more samples; `holdfast plan` says how many",
     )  # fmt: skip
     entry = book.open(claim, ids, declared=openings, label=str(output), texts=texts)
-    terms = spec.terms(entry.declared)
+    terms = Terms.of(spec, entry.declared)
     book.settle(claim.sha256, ids, outcome_lines(table, terms.tau))
     logs = {"before": pairs.log_before, "after": pairs.log_after}
     named = {side: f"{log.model or 'a model that the log does not name'} in {log.file}" for side, log in logs.items()}
@@ -73,7 +74,7 @@ def certify_logs(
             "after_sha256": logs["after"].sha256, "tokenizer_sha256": "", "template_sha256": "",
             "splits_sha256": None, "replies_sha256": None,
         },
-        leakage=Leakage(checked=False, against=None, prompts=0), assumptions=_assumptions(terms, pairs),
+        leakage=Leakage(), assumptions=_assumptions(terms, pairs),
     )  # fmt: skip
 
 
@@ -83,15 +84,13 @@ def require_logs(record: CertificateRecord, table: Rows, before: Path, after: Pa
     pairs = paired_outcomes(before, after, how["score"], threshold=how["threshold"], epochs=how["epochs"])
     for side, log in (("before", pairs.log_before), ("after", pairs.log_after)):
         if log.sha256 != record.bound[f"{side}_sha256"]:
-            raise CheckpointError(
-                f"the log {side} has sha256 {log.sha256}, expected {record.bound[f'{side}_sha256']}",
-                remedy=f"name the log that was certified with --{side}",
-            )
-    again = _counted(pairs)
-    same = (list(again.ids), again.degradation.tolist(), again.cluster.tolist(), list(again.category)) == (
-        list(table.ids), table.degradation.tolist(), table.cluster.tolist(), list(table.category)
-    )  # fmt: skip
-    if not same or _described(pairs) != how or _data_sha256(pairs) != record.bound["data_sha256"]:
+            what = f"the log {side} has sha256 {log.sha256}, expected {record.bound[f'{side}_sha256']}"
+            raise CheckpointError(what, remedy=f"name the log that was certified with --{side}")
+    again, *stated = (
+        (list(rows.ids), rows.degradation.tolist(), rows.cluster.tolist(), list(rows.category))
+        for rows in (_counted(pairs), table)
+    )
+    if [again] != stated or _described(pairs) != how or _data_sha256(pairs) != record.bound["data_sha256"]:
         raise CheckpointError("the certificate's table is not what the logs say", remedy="certify again")
     return _sample_ids(pairs)
 

@@ -16,8 +16,7 @@ import numpy as np
 from holdfast.auditing.asking import FOLDER, Asked, Asking, reply_hashes
 from holdfast.auditing.behaviour import judge_record
 from holdfast.auditing.certificate_spec import Prompts
-from holdfast.auditing.measure import Measurer, Progress, measure_pair
-from holdfast.auditing.noise import noise_floor
+from holdfast.auditing.measure import Measurer, Progress, measure_pair, noise_floor
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.certification.assessment import STRENGTHS, Tested, fixed_sequence, tested_at
 from holdfast.certification.behaviour import (
@@ -77,33 +76,24 @@ class Measure(ABC):
 
 def _rows(pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None, degradations: Callable[[int], Any]) -> Rows:
     """The rows of prompts whose degradations are measured from the first that is not known; or of every strength."""
-    start = 0 if known is None else len(known.ids)
+    start, pieces = 0 if known is None else len(known.ids), [] if known is None else [known]
 
-    def measured() -> Rows:
+    def measured(strength: float = math.nan) -> Rows:
         degradation = np.asarray(degradations(start), dtype=np.float64)
         cluster = np.array(prompts.cluster[start:], dtype=np.int64)
-        nothing = np.full(len(prompts.ids) - start, np.nan)
-        return Rows(prompts.ids[start:], degradation, cluster, prompts.categories[start:], nothing)
-
-    if terms.kind == "strength":
-        return _search_strength(pair, measured, terms)
-    return measured() if known is None else Rows.joined([known, measured()])
-
-
-def _search_strength(pair: Pair, measured: Callable[[], Rows], terms: Terms) -> Rows:
-    """Measure strength after strength until the first one that does not certify; the rows of all of them.
-
-    At strength s a LoRA adapter is W + s * scaling * B A; the whole search is one opening.
-    """
-    pieces: list[Rows] = []
+        at = np.full(len(prompts.ids) - start, strength)
+        pieces.append(Rows(prompts.ids[start:], degradation, cluster, prompts.categories[start:], at))
+        return pieces[-1]
 
     def test(strength: float) -> Tested:
+        """At strength s a LoRA adapter is W + s * scaling * B A; the whole search is one opening."""
         pair.set_strength(strength)
-        rows = measured()
-        pieces.append(replace(rows, strength=np.full(len(rows.ids), strength)))
-        return tested_at(pieces[-1], strength, terms)
+        return tested_at(measured(strength), strength, terms)
 
-    fixed_sequence(STRENGTHS, test, terms.level)
+    if terms.kind == "strength":
+        fixed_sequence(STRENGTHS, test, terms.level)
+    else:
+        measured()
     return Rows.joined(pieces)
 
 
@@ -134,11 +124,10 @@ class ByLikelihood(Measure):
         require_tau_above_noise(self.limit, self.noise)
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Rows:
-        options: dict[str, Any] = {"first_k": self.limit.first_k, "kl": self.limit.unit in KL_UNITS}
-
         def degradations(start: int) -> Any:
-            todo = {name: items[start:] for name, items in self._encoded.items()}
-            return measure_pair(pair, todo, progress=self.progress, **options).degradation(self.limit.unit)
+            todo, kl = {name: items[start:] for name, items in self._encoded.items()}, self.limit.unit in KL_UNITS
+            measured = measure_pair(pair, todo, first_k=self.limit.first_k, kl=kl, progress=self.progress)
+            return measured.degradation(self.limit.unit)
 
         return _rows(pair, prompts, terms, known, degradations)
 
@@ -221,8 +210,15 @@ class ByBehaviour(Measure):
         self._before = self._asked.classes("before", seen=seen)
         seen(self._before)
         self._again = self._asked.classes("before", again=True)
-        for claim in self.claims:
-            _require_steady(_classes(prompts, self._before, self._again, self._before), claim, terms.alpha, pair)
+        twice = _classes(prompts, self._before, self._again, self._before)
+        for claim, (flips, asked) in ((claim, twice.flips(claim)) for claim in self.claims):
+            if too_many_flips(flips, asked, terms.alpha):
+                raise InfeasibleError(
+                    f"{flips} of {asked} prompts were {claim.value} by the model before at one of two askings only: "
+                    f"rounding in {pair.dtype} decides more than alpha/5 = {terms.alpha / 5:g} of them, so a loss of "
+                    "alpha would not show",
+                    remedy="compute in float32 (--dtype float32), or choose a larger alpha; nothing was opened",
+                )
 
     def _require_enough(self, prompts: Prompts, terms: Terms, known: Sequence[str | None]) -> None:
         """Refuse what no further reply of the model before can make enough; None: a reply that is still to come."""
@@ -277,16 +273,6 @@ def _require_sorted(known: Sequence[str | None], replies: Path) -> None:
             remedy=f"look at them in {replies}: cut ones need more tokens (--set max_new_tokens=N), garbled ones the "
             "model's own chat template, and replies in other languages than English are not sorted. This start asked "
             "the model before alone, and opened nothing",
-        )
-
-
-def _require_steady(classes: Classes, claim: Claimed, alpha: float, pair: Pair) -> None:
-    flips, asked = classes.flips(claim)
-    if too_many_flips(flips, asked, alpha):
-        raise InfeasibleError(
-            f"{flips} of {asked} prompts were {claim.value} by the model before at one of two askings only: rounding "
-            f"in {pair.dtype} decides more than alpha/5 = {alpha / 5:g} of them, so a loss of alpha would not show",
-            remedy="compute in float32 (--dtype float32), or choose a larger alpha; nothing was opened",
         )
 
 

@@ -73,15 +73,11 @@ def model_ref(model: Any, revision: str | None, *, trust_remote_code: bool) -> M
 
 def _in_memory(model: Any) -> ModelRef:
     if not hasattr(model, "state_dict") or not hasattr(model, "get_output_embeddings"):
-        raise ConfigError(
-            f"a model of type {type(model).__name__}, expected a reference or a causal language model",
-            remedy="give a hub id, a folder, an adapter, or a loaded transformers or PEFT model",
-        )
+        what = f"a model of type {type(model).__name__}, expected a reference or a causal language model"
+        raise ConfigError(what, remedy="give a hub id, a folder, an adapter, or a loaded transformers or PEFT model")
     if any(getattr(config, "is_prompt_learning", False) for config in getattr(model, "peft_config", {}).values()):
-        raise UnsupportedError(
-            "a prompt-learning adapter: its virtual tokens shift the positions that losses are read from",
-            remedy="use an adapter on the weights, such as LoRA, or a full model",
-        )
+        what = "a prompt-learning adapter: its virtual tokens shift the positions that losses are read from"
+        raise UnsupportedError(what, remedy="use an adapter on the weights, such as LoRA, or a full model")
     peft = hasattr(model, "get_base_model")
     sha256 = sha256_json([model_fingerprint(model), adapter_fingerprint(model) if peft else None])
     name = getattr(causal_lm(model).config, "_name_or_path", "") or type(causal_lm(model)).__name__
@@ -116,11 +112,9 @@ def stacked(lower: ModelRef, upper: ModelRef, *, trust_remote_code: bool) -> Mod
 def _one_base(before: ModelRef, after: ModelRef, trust_remote_code: bool) -> bool:
     if _place(before, trust_remote_code) == _place(after, trust_remote_code):
         return True
-    first, second = (
-        content_of(side.base, revision=side.base_revision, trust_remote_code=trust_remote_code)
-        for side in (before, after)
-    )
-    return first.sha256 == second.sha256
+    trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    contents = {content_of(side.base, revision=side.base_revision, **trust).sha256 for side in (before, after)}
+    return len(contents) == 1
 
 
 def _place(side: ModelRef, trust_remote_code: bool) -> tuple[str, str | None]:
@@ -189,9 +183,8 @@ def tokenizers_for(
         if side.loaded is None:
             return load_tokenizer(side.ref, revision=side.revision, trust_remote_code=trust_remote_code)
         if processing_class is None:
-            raise ConfigError(
-                f"{side.ref}: a model in memory comes without a tokenizer", remedy="pass it as processing_class="
-            )
+            what = f"{side.ref}: a model in memory comes without a tokenizer"
+            raise ConfigError(what, remedy="pass it as processing_class=")
         return processing_class
 
     if choice in ("before", "after"):

@@ -29,7 +29,7 @@ from holdfast.auditing.verify import require_entered
 from holdfast.certification.behaviour import Claimed, claimed
 from holdfast.certification.ledger_state import Claim
 from holdfast.certification.openings import Ledger, default_ledger
-from holdfast.certification.terms import Rows, require_categories, require_enough_rows
+from holdfast.certification.terms import Rows, Terms, require_categories, require_enough_rows
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.units import KL_UNITS
@@ -99,14 +99,14 @@ def _opened(
         categories = dict(zip(prompts.ids, prompts.categories, strict=True))
         keep = None if prompts.keep is None else dict(zip(prompts.ids, prompts.keep, strict=True))
         claim = claim_of(spec, pair.before.sha256, pair.after.sha256, spec.claims, categories, keep)
-        terms = spec.terms(book.check(claim, prompts.ids, declared=openings, **order).declared)
+        terms = Terms.of(spec, book.check(claim, prompts.ids, declared=openings, **order).declared)
         require_enough_rows(terms, prompts.cluster, prompts.categories)
         stored = _stored(output, claim, prompts, book)
         if stored is not None and len(set(stored[1].ids)) == len(prompts.ids):
             return stored[0]
         measure.prepare(pair, prompts, terms)
         entry = book.open(claim, prompts.ids, declared=openings, label=str(output), **order)
-        terms = spec.terms(entry.declared)  # another process may have declared a number since the check
+        terms = Terms.of(spec, entry.declared)  # another process may have declared a number since the check
         known = stored[1] if stored is not None and isinstance(stored[1], Rows) else None
         table = measure.measure(pair, prompts, terms, known)
         pair.require_unchanged()  # what was hashed is what was measured
@@ -147,7 +147,7 @@ def _prompts(
             "near-duplicates regressed is not known before its last prompt has arrived",
             remedy="remove them, or assert with --drawn rows that prompts are drawn one by one",
         )
-    require_enough_rows(spec.terms(openings or 1), found.cluster, found.categories)
+    require_enough_rows(Terms.of(spec, openings or 1), found.cluster, found.categories)
     return found
 
 
@@ -214,21 +214,18 @@ def certify(
         InfeasibleError: too few prompts, or an opening that was not declared.
     """
     if any(isinstance(model, int) for model in cast("tuple[Any, ...]", (before, after))):
-        raise ConfigError(
-            f"certify({before!r}, {after!r}, ...) got counts, expected two models",
-            remedy="holdfast.certify_counts(regressions, n) tests a count",
-        )
-    wanted: dict[str, Any] = {"alpha": alpha, "tau": tau, "unit": unit}
-    given = {name: value for name, value in wanted.items() if value is not None}
-    limit = ChanceConstraint(**constraint_defaults(kl=by == "kl") | given)
+        what = f"certify({before!r}, {after!r}, ...) got counts, expected two models"
+        raise ConfigError(what, remedy="holdfast.certify_counts(regressions, n) tests a count")
+    wanted = {"alpha": alpha, "tau": tau, "unit": unit}
+    given: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
     record = open_certify(
-        before, after, str(prompts) if isinstance(prompts, str | Path) else _examples(prompts), limit,
+        before, after, str(prompts) if isinstance(prompts, str | Path) else _examples(prompts),
+        ChanceConstraint(**constraint_defaults(kl=by == "kl") | given),
         by=by, also=[also] if isinstance(also, str) else also, output=Path(output), judge=judge,
         kind="per_category" if per_category else "fixed", confidence=confidence, drawn=drawn, max_weight=max_weight,
         openings=openings, ledger=None if ledger is None else Path(ledger),
         train_data=[train_data] if isinstance(train_data, str) else train_data, train_columns=train_columns,
-        max_new_tokens=max_new_tokens,
-        setup=Setup(**setup), progress=progress,
+        max_new_tokens=max_new_tokens, setup=Setup(**setup), progress=progress,
     )  # fmt: skip
     if sign is not None:
         from holdfast.certification.signing import sign as signed

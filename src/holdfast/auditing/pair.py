@@ -11,7 +11,7 @@
 import gc
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -102,11 +102,8 @@ class Pair:
         model, side = self.model(name), self.ref(name)
         if self.mode == "two adapters":
             model.set_adapter(name, inference_mode=True)
-            yield model
-        elif self.mode == "adapter" and side.adapter is None and not _peft_in_memory(side):
-            with adapters_off(model, self._layers):
-                yield model
-        else:
+        plain = self.mode == "adapter" and side.adapter is None and not _peft_in_memory(side)
+        with adapters_off(model, self._layers) if plain else nullcontext():
             yield model
 
     @contextmanager
@@ -143,10 +140,8 @@ class Pair:
         if problem is None and self.mode != "adapter":
             problem = "before is not its base"
         if problem is not None:
-            raise UnsupportedError(
-                f"{self.after.ref} has no strength to scale: {problem}",
-                remedy="use a plain LoRA adapter, with its base as before",
-            )
+            what = f"{self.after.ref} has no strength to scale: {problem}"
+            raise UnsupportedError(what, remedy="use a plain LoRA adapter, with its base as before")
         if not self._lora_b:
             named = self.model("after").named_parameters()
             factors = [p for key, p in named if ".lora_B." in key or ".lora_embedding_B." in key]
@@ -196,18 +191,15 @@ def open_pair(
     Args: as of `holdfast.audit`; `tokenizer`: see `tokenizers_for`. A loaded model stays on its device.
     """
     if dtype not in get_args(DType):
-        raise UnsupportedError(
-            f"dtype {dtype!r} is not supported, expected one of {', '.join(get_args(DType))}",
-            remedy="use bfloat16 or float32: fp16 overflows where losses are compared",
-        )
+        what = f"dtype {dtype!r} is not supported, expected one of {', '.join(get_args(DType))}"
+        raise UnsupportedError(what, remedy="use bfloat16 or float32: fp16 overflows where losses are compared")
     trust: dict[str, bool] = {"trust_remote_code": trust_remote_code}
     first, second = model_ref(before, before_revision, **trust), model_ref(after, after_revision, **trust)
     sides = {"before": stacked(first, second, **trust), "after": stacked(second, first, **trust)}
     places = {str(side.loaded.device) for side in sides.values() if side.loaded is not None}
     if len(places) > 1:
-        raise ConfigError(
-            f"the two models are on different devices ({', '.join(sorted(places))})", remedy="move them to one device"
-        )
+        what = f"the two models are on different devices ({', '.join(sorted(places))})"
+        raise ConfigError(what, remedy="move them to one device")
     place = device or (places.pop() if places else "cuda" if torch.cuda.is_available() else "cpu")
     checked, lower, upper = require_device(place), sides["before"], sides["after"]
     tokenizers = tokenizers_for(lower, upper, tokenizer, processing_class=processing_class, **trust)

@@ -56,10 +56,8 @@ def verify(
     try:
         record = load_certificate(path)
         if expect is not None and record.sha256 != expect.strip().lower():
-            raise CheckpointError(
-                f"{path} has sha256 {record.sha256}, expected {expect}",
-                remedy="this is another certificate than expected",
-            )
+            what = f"{path} has sha256 {record.sha256}, expected {expect}"
+            raise CheckpointError(what, remedy="this is another certificate than expected")
         if key is not None:
             from holdfast.certification.signing import verify_signature
 
@@ -91,10 +89,15 @@ def _verify_content(
         _require_opening(record, table, Ledger(place), require_logs(record, table, *map(Path, models.values())))
         return
     forget_hashes()
-    in_front = model_of_run(folder)
     _require_models(record, models, moved=before)
-    if in_front is not None and after is None:
-        _require_in_front(record, in_front, moved=before)
+    if after is None and (in_front := model_of_run(folder)) is not None:
+        found = _content(record, "after", in_front, before)
+        if found != record.trained_sha256:  # a certificate copied into another run's folder says nothing about that run
+            raise CheckpointError(
+                f"the certificate is of {record.models['after']} (sha256 {record.trained_sha256}), and the model of "
+                f"the run it lies in, {in_front}, has sha256 {found}",
+                remedy="a certificate speaks of one model: certify this one, or name the certified one with --after",
+            )
     examples = _require_data(record, table, prompts or record.places["prompts"])
     _require_tokens(record, models, moved=before)
     book = Ledger(place)
@@ -112,17 +115,6 @@ def model_of_run(folder: Path) -> Path | None:
     return None
 
 
-def _require_in_front(record: CertificateRecord, model: Path, *, moved: str | Path | None) -> None:
-    """A certificate copied into another run's folder says nothing about that run."""
-    found = _content(record, "after", model, moved)
-    if found != record.trained_sha256:
-        raise CheckpointError(
-            f"the certificate is of {record.models['after']} (sha256 {record.trained_sha256}), and the model of the "
-            f"run it lies in, {model}, has sha256 {found}",
-            remedy="a certificate speaks of one model: certify this one, or name the certified one with --after",
-        )
-
-
 def _content(record: CertificateRecord, side: str, ref: str | Path, moved: str | Path | None) -> str:
     """Content of a side; an adapter's base is looked for where it says, then where `before` was moved to."""
     options: dict[str, Any] = {"trust_remote_code": record.settings["trust_remote_code"]}
@@ -132,9 +124,8 @@ def _content(record: CertificateRecord, side: str, ref: str | Path, moved: str |
     except ConfigError as error:
         if moved is not None and side == "after":
             return content_of(ref, base=moved, **options).sha256
-        raise CheckpointError(
-            f"the model {side} cannot be found: {error.what}", remedy=f"name the place it was moved to with --{side}"
-        ) from error
+        what = f"the model {side} cannot be found: {error.what}"
+        raise CheckpointError(what, remedy=f"name the place it was moved to with --{side}") from error
 
 
 def _require_models(record: CertificateRecord, models: dict[str, Any], *, moved: str | Path | None) -> None:
@@ -167,9 +158,8 @@ def _require_data(record: CertificateRecord, rows: Table, source: str | None) ->
         raise CheckpointError(f"the prompt {error} is not in {source}", remedy=_ISSUE) from None
     except (DataError, ConfigError, TypeError) as error:
         what = error.what if isinstance(error, HoldfastError) else "its settings are not those of holdfast"
-        raise CheckpointError(
-            f"the prompts cannot be read as they were: {what}", remedy="name their place with --prompts"
-        ) from error
+        remedy = "name their place with --prompts"
+        raise CheckpointError(f"the prompts cannot be read as they were: {what}", remedy=remedy) from error
     found = read_prompts(measured, source=source, **shape)
     _same(f"the data {source}", record.bound["data_sha256"], found.data_sha256)
     by_id = dict(zip(found.ids, zip(found.cluster, found.categories, strict=True), strict=True))
@@ -257,10 +247,8 @@ def require_entered(record: CertificateRecord, table: Table, ids: list[str], led
             remedy="restore the ledger that the certificate was entered in, or certify again into another folder",
         )
     if not ledger.came_to(record.openings["claim"], ids, outcome_lines(table, record.tau)):
-        raise CheckpointError(
-            f"{ledger.path}: this opening came to something else than the certificate's table says",
-            remedy="restore the table and the certificate that were issued",
-        )
+        what = f"{ledger.path}: this opening came to something else than the certificate's table says"
+        raise CheckpointError(what, remedy="restore the table and the certificate that were issued")
 
 
 def _same(what: str, expected: str, found: str) -> None:

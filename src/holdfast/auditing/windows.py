@@ -19,10 +19,19 @@ import numpy as np
 
 from holdfast.auditing.batches import INERT
 from holdfast.auditing.endpoint import EndpointLaunch
-from holdfast.auditing.measure import Count, Launch, Measurer, Progress, Sides, counter
-from holdfast.auditing.noise import floor_between, noise_floor, second_pass
+from holdfast.auditing.measure import (
+    Count,
+    Launch,
+    Measurer,
+    Progress,
+    Sides,
+    counter,
+    floor_between,
+    noise_floor,
+    second_pass,
+)
 from holdfast.auditing.pair import NAMES, Name, Pair
-from holdfast.auditing.partial_results import PartialResults
+from holdfast.auditing.results import PartialResults
 from holdfast.auditing.sharing import ALONE, Sharing
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, DataError

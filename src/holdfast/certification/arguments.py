@@ -42,10 +42,8 @@ def confidence_level(confidence: object, parts: object = 1) -> float:
     x = number(confidence)
     if not LEAST_CONFIDENCE <= x < 1:
         hint = f"; 1 - {x:g} may be meant" if 0 < x < LEAST_CONFIDENCE else ""
-        raise ConfigError(
-            f"confidence = {confidence!r}, expected {LEAST_CONFIDENCE:g} <= confidence < 1{hint}",
-            remedy="set confidence to 0.95, or another share of at least one half and below one",
-        )
+        what = f"confidence = {confidence!r}, expected {LEAST_CONFIDENCE:g} <= confidence < 1{hint}"
+        raise ConfigError(what, remedy="set confidence to 0.95, or another share of at least one half and below one")
     return float((1 - exact(x)) / count("parts", parts, least=1))
 
 
@@ -70,13 +68,11 @@ def tally(regressions: object, n: object) -> tuple[int, int]:
     if size == 0:
         raise DataError("n = 0: no prompts, expected at least one", remedy="measure prompts first")
     if k > size:
-        raise DataError(
-            f"regressions = {k} of n = {size}, expected at most n",
-            remedy="give the number of regressed prompts first, then the number of all prompts",
-        )
+        what = f"regressions = {k} of n = {size}, expected at most n"
+        raise DataError(what, remedy="give the number of regressed prompts first, then the number of all prompts")
     return k, size
 
 
 def number(value: object) -> float:
     """Returns a real number as a float; NaN for anything else, True included."""
-    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)

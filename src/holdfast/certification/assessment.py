@@ -17,15 +17,13 @@ probability at most the level: no share of delta is lost to the search, whatever
 Testing past a failure would break this.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +53,7 @@ class Tested:
     passed: bool = False
 
     @classmethod
-    def binomial(cls, strength: float, regressions: int, n: int, alpha: float) -> Tested:
+    def binomial(cls, strength: float, regressions: int, n: int, alpha: float) -> Self:
         return cls(strength, int(regressions), int(n), p_value(regressions, n, alpha))
 
 
@@ -158,7 +156,7 @@ def _per_category(rows: Rows, terms: Terms) -> dict[str, Any]:
     if any(name is None for name in rows.category):
         raise _unfit("prompts without a category")
     labels = np.array(rows.category, dtype=object)
-    pieces = {name: rows.at(labels == name) for name in sorted(set(labels))}
+    pieces = {name: rows.at(np.flatnonzero(labels == name).tolist()) for name in sorted(set(labels))}
     verdicts = certify_categories(
         {name: (piece.regressed(terms.tau), piece.cluster) for name, piece in pieces.items()},
         terms.alpha, terms.confidence, openings=terms.parts, drawn=terms.drawn, max_weight=terms.max_weight,
@@ -183,7 +181,8 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
     measured = list(dict.fromkeys(rows.strength.tolist()))
     if tuple(measured) != STRENGTHS[: len(measured)]:
         raise _unfit("the strengths are not those of the fixed sequence")
-    tests = {strength: terms.test(rows.at(rows.strength == strength)) for strength in measured}
+    places = {strength: np.flatnonzero(rows.strength == strength).tolist() for strength in measured}
+    tests = {strength: terms.test(rows.at(where)) for strength, where in places.items()}
     tested = fixed_sequence(measured, lambda strength: _tested(strength, tests[strength]), terms.level)
     if len(tested) != len(measured) or (tested[-1].passed and len(tested) < len(STRENGTHS)):
         raise _unfit("the strengths do not end at the first failure")
@@ -200,7 +199,7 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
         text = f"{terms.confident}, at adapter strength {chosen:g}, the largest that passed, {said} ({counts})."
     return _figures(shown) | {
         "certified": chosen is not None, "statement": text, "upper_bound": bound,
-        "examples": int(np.count_nonzero(rows.strength == measured[0])),
+        "examples": len(places[measured[0]]),
         "strength": {"chosen": chosen, "tested": [asdict(outcome) for outcome in tested]},
     }  # fmt: skip
 

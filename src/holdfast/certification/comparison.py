@@ -4,8 +4,6 @@ Prompts within one seed measure the sampling of prompts; seeds measure the varia
 prompts of several seeds are not independent, and an interval over all of them would be too narrow.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -70,9 +68,8 @@ def compare_prompts(
     """Compares two runs prompt by prompt; entry i of both speaks of the same prompt."""
     a, b = _outcomes("A", a_violated), _outcomes("B", b_violated)
     if len(a) != len(b):
-        raise DataError(
-            f"A has {len(a)} prompts and B has {len(b)}, expected the same prompts", remedy="audit both on one data set"
-        )
+        what = f"A has {len(a)} prompts and B has {len(b)}, expected the same prompts"
+        raise DataError(what, remedy="audit both on one data set")
     both, only_a, only_b = int((a & b).sum()), int((a & ~b).sum()), int((b & ~a).sum())
     table = (both, only_a, only_b, len(a) - both - only_a - only_b)
     lower, upper = newcombe_interval(*table, confidence)
@@ -142,8 +139,6 @@ def _wilson(hits: int, n: int, z: float) -> tuple[float, float, float]:
 def _outcomes(name: str, violated: Sequence[bool] | NDArray[np.bool_]) -> NDArray[np.bool_]:
     values = np.asarray(violated)
     if values.ndim != 1 or values.size == 0 or values.dtype != np.bool_:
-        raise DataError(
-            f"{name}: outcomes of shape {values.shape} and type {values.dtype}, expected a vector of booleans",
-            remedy="pass one truth value per prompt: whether it violates",
-        )
+        what = f"{name}: outcomes of shape {values.shape} and type {values.dtype}, expected a vector of booleans"
+        raise DataError(what, remedy="pass one truth value per prompt: whether it violates")
     return values

@@ -12,9 +12,9 @@ measured, so that a look that ended badly counts too.
 - A sequence of prompts that arrive over time is one opening, whose prompts may only grow at the end, by prompts that
   nothing has looked at: their order must not depend on outcomes.
 
-A prompt is shared when its id or its normalised text is, or nearly (`sketches.py`): another completion, case, spacing
-or introduction makes no fresh prompt. The certify share of a run is entered as closed when the run begins (`close`), so
-that an audit of the whole data file can be refused before it spends the share.
+A prompt is shared when its id or its normalised text is, or nearly (`ledger_state.py`): another completion, case,
+spacing or introduction makes no fresh prompt. The certify share of a run is entered as closed when the run begins
+(`close`), so that an audit of the whole data file can be refused before it spends the share.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -116,15 +116,14 @@ class Ledger:
     def _note(self, key: str, entry: dict[str, Any], ids: Sequence[str], texts: Texts) -> None:
         names = self._names(ids)
         _require_ids(names)
-        split = split_sha256(names)
+        entry |= {"split": split_sha256(names)}
         with self._changed() as state:
             ledger_state.note_marks(state, self._marks(texts))
-            state["splits"].setdefault(split, sorted(names))
-            entry |= {"split": split}
+            state["splits"].setdefault(entry["split"], sorted(names))
+            if key == "closed":  # a run's set is closed once
+                of = (entry["run"], entry["set"])
+                state[key] = [one for one in state[key] if one == entry or (one["run"], one["set"]) != of]
             if entry not in state[key]:
-                if key == "closed":  # a run's set is closed once
-                    of = (entry["run"], entry["set"])
-                    state[key] = [other for other in state[key] if (other["run"], other["set"]) != of]
                 state[key].append(entry)
 
     def closed(self, ids: Sequence[str], *, texts: Texts = None) -> list[Closed]:
@@ -224,10 +223,8 @@ def _enter(
 
 def _require_ids(ids: Sequence[str]) -> None:
     if not ids or len(set(ids)) != len(ids):
-        raise DataError(
-            f"{len(ids)} prompts with {len(set(ids))} different ids cannot be opened; expected different prompts",
-            remedy="give at least one prompt, each once",
-        )
+        what = f"{len(ids)} prompts with {len(set(ids))} different ids cannot be opened; expected different prompts"
+        raise DataError(what, remedy="give at least one prompt, each once")
 
 
 def _same(state: Mapping[str, Any], claim: str, split: str) -> dict[str, Any] | None:
@@ -261,10 +258,8 @@ class ScopedLedger(Ledger):
     def _marks(self, texts: Texts) -> dict[str, str]:
         """Of a scoped prompt the hash of its text and scope: nothing that another scope would recognise it by."""
 
-        def scoped(mark: str) -> str:
-            text = mark.partition(" ")[0]
-            return f"text:{sha256_text(f'{self.scope} {text}')[:DIGITS]}"
-
-        given = texts or {}
-        marks = [scoped(mark) if prompt in self.public else mark for prompt, mark in given.items()]
-        return dict(zip(self._names(list(given)), marks, strict=True))
+        marks = dict(texts or {})
+        for prompt in self.public & set(marks):
+            text = marks[prompt].partition(" ")[0]
+            marks[prompt] = f"text:{sha256_text(f'{self.scope} {text}')[:DIGITS]}"
+        return dict(zip(self._names(list(marks)), marks.values(), strict=True))

@@ -122,10 +122,8 @@ def groups_for_power(design: Design, true_rate: float, power: float) -> tuple[in
     wanted, true_rate = rate("power", power), rate("true_rate", true_rate, zero=True)
     limit = grid_alpha(design.alpha)
     if true_rate >= limit:
-        raise InfeasibleError(
-            f"true rate {true_rate:g} is not below alpha = {limit:g}: no number of groups certifies it with power",
-            remedy="choose a larger alpha, or plan for a lower true rate",
-        )
+        what = f"true rate {true_rate:g} is not below alpha = {limit:g}: no number of groups certifies it with power"
+        raise InfeasibleError(what, remedy="choose a larger alpha, or plan for a lower true rate")
     start, chunk = 0, _FIRST_CHUNK
     while True:
         k = np.arange(start, start + chunk)
@@ -157,10 +155,8 @@ def plan(
     if power is not None and true_rate is None:
         raise ConfigError("--power without --true-rate: power is the chance at a true rate", remedy="add --true-rate")
     if group_size is not None and max_weight is None:
-        raise ConfigError(
-            "--group-size without --max-weight: a group counts as one, whatever its size",
-            remedy="leave it out, or add --max-weight",
-        )
+        what = "--group-size without --max-weight: a group counts as one, whatever its size"
+        raise ConfigError(what, remedy="leave it out, or add --max-weight")
     parts = count("openings", openings, least=1) * count("categories", categories, least=1)
     design = Design(alpha, confidence, parts, max_weight, 1 if group_size is None else group_size)
     wanted = DEFAULT_POWER if power is None else power

@@ -8,8 +8,6 @@ at most delta. It certifies there, whenever that happens; the count of looks doe
 One fixed model and prompts in an order that does not depend on their outcomes are assumed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -106,7 +104,5 @@ def log_mean_exp(logs: NDArray[np.float64]) -> NDArray[np.float64]:
 def _outcome(value: object) -> bool:
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    raise DataError(
-        f"an outcome is {type(value).__name__} {value!r}, expected True (regressed) or False",
-        remedy="pass one truth value per prompt",
-    )
+    what = f"an outcome is {type(value).__name__} {value!r}, expected True (regressed) or False"
+    raise DataError(what, remedy="pass one truth value per prompt")

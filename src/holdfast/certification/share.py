@@ -16,8 +16,6 @@ rule of its own, since P(Bin(n, alpha) <= k) > 1/2 where k > alpha n; to the e-v
 Shares of several categories are tested each, with Holm's step-down correction over all.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,8 +85,7 @@ def share_test(
     cap = require_unit(drawn, max_weight)
     level, limit = confidence_level(confidence, parts), grid_alpha(alpha)
     sizes, bad = grouped(failed, group)
-    groups = Counted(len(bad), int(np.count_nonzero(bad)))
-    rows = Counted(int(sizes.sum()), int(bad.sum()))
+    groups, rows = Counted(len(bad), int(np.count_nonzero(bad))), Counted(int(sizes.sum()), int(bad.sum()))
     if cap is None:
         rows = _binomial(rows, limit, confidence, parts)
         groups = groups if drawn == "rows" else _binomial(groups, limit, confidence, parts)
@@ -126,9 +123,8 @@ def grouped(
             remedy="pass one outcome and one group for each prompt, and at least one prompt",
         )
     if outcome.dtype != np.bool_:
-        raise DataError(
-            f"outcomes are {outcome.dtype}, expected truth values", remedy="pass True for a prompt that regressed"
-        )
+        what = f"outcomes are {outcome.dtype}, expected truth values"
+        raise DataError(what, remedy="pass True for a prompt that regressed")
     _, place = np.unique(label, return_inverse=True)
     return np.bincount(place), np.bincount(place[outcome], minlength=int(place.max()) + 1)
 
@@ -136,18 +132,12 @@ def grouped(
 def require_unit(drawn: str, max_weight: int | None) -> int | None:
     """Returns the largest weight if unit and weight are known and fit together."""
     if drawn not in DRAWN:
-        raise ConfigError(
-            f"drawn = {drawn!r}, expected groups or rows",
-            remedy="use groups, or rows if the prompts were drawn one by one, independently of one another",
-        )
-    if max_weight is None:
-        return None
-    if drawn == "rows":
-        raise ConfigError(
-            "drawn = 'rows' with a max_weight: prompts that were drawn one by one have no groups to weigh",
-            remedy="leave out one of the two",
-        )
-    return count("max_weight", max_weight, least=1)
+        remedy = "use groups, or rows if the prompts were drawn one by one, independently of one another"
+        raise ConfigError(f"drawn = {drawn!r}, expected groups or rows", remedy=remedy)
+    if max_weight is not None and drawn == "rows":
+        what = "drawn = 'rows' with a max_weight: prompts that were drawn one by one have no groups to weigh"
+        raise ConfigError(what, remedy="leave out one of the two")
+    return None if max_weight is None else count("max_weight", max_weight, least=1)
 
 
 def require_enough(n: int, needed: int, alpha: float, confidence: float, shares: int, *, unit: str = "prompts") -> None:

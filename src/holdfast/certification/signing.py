@@ -76,31 +76,23 @@ def verify_signature(certificate: Path, key: Path) -> Signed:
     signers, path = read_signers(key), signature_path(certificate)
     signature = _read_signature(path)
     if signature.namespace != NAMESPACE:
-        raise CheckpointError(
-            f"{path} was made for {signature.namespace[:60]!r}, expected {NAMESPACE!r}",
-            remedy="ask the signer to sign the certificate: holdfast certify --sign KEY",
-        )
+        what = f"{path} was made for {signature.namespace[:60]!r}, expected {NAMESPACE!r}"
+        raise CheckpointError(what, remedy="ask the signer to sign the certificate: holdfast certify --sign KEY")
     holders = [signer for signer in signers if signer.key == signature.key]
     if not holders:
         known = ", ".join(fingerprint(signer.key) for signer in signers[:5])
-        raise CheckpointError(
-            f"{path} was made by the key {fingerprint(signature.key)}, which is not in {key} ({known})",
-            remedy="name the signer's public key, or do not trust this certificate",
-        )
+        what = f"{path} was made by the key {fingerprint(signature.key)}, which is not in {key} ({known})"
+        raise CheckpointError(what, remedy="name the signer's public key, or do not trust this certificate")
     allowed = next((signer for signer in holders if signer.problem(NAMESPACE) is None), None)
     if allowed is None:
-        raise CheckpointError(
-            f"{key}, line {holders[0].line}: {holders[0].problem(NAMESPACE)}",
-            remedy="correct the line of this signer, or name the public key itself",
-        )
+        what = f"{key}, line {holders[0].line}: {holders[0].problem(NAMESPACE)}"
+        raise CheckpointError(what, remedy="correct the line of this signer, or name the public key itself")
     try:
         signed = to_sign(_content(certificate), signature.namespace)
         Ed25519PublicKey.from_public_bytes(signature.key).verify(signature.signature, signed)
     except (InvalidSignature, ValueError):
-        raise CheckpointError(
-            f"{certificate} is not what {fingerprint(signature.key)} signed: its bytes or the signature were changed",
-            remedy="get both files again from whoever signed them",
-        ) from None
+        what = f"{certificate} is not what {fingerprint(signature.key)} signed: its bytes or the signature were changed"
+        raise CheckpointError(what, remedy="get both files again from whoever signed them") from None
     return Signed(fingerprint(signature.key), allowed.name)
 
 
@@ -115,9 +107,8 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
     except ConfigError:
         raise
     except UnsupportedAlgorithm as error:
-        raise ResourceError(
-            f"{path}: this installation cannot open the key: {error}", remedy="pip install 'cryptography[ssh]'"
-        ) from None
+        what = f"{path}: this installation cannot open the key: {error}"
+        raise ResourceError(what, remedy="pip install 'cryptography[ssh]'") from None
     except ValueError:
         # The library's own words name bytes of the key's file; they are not shown.
         raise ConfigError(f"{path} is not an OpenSSH private key, or its passphrase is wrong", remedy=_MAKE) from None
@@ -139,20 +130,16 @@ def _passphrase(path: Path) -> bytes:
 
 def _read_signature(path: Path) -> Signature:
     if not path.exists():
-        raise CheckpointError(
-            f"there is no signature {path}",
-            remedy="get it from whoever issued the certificate, or leave out the key to check the certificate alone",
-        )
+        remedy = "get it from whoever issued the certificate, or leave out the key to check the certificate alone"
+        raise CheckpointError(f"there is no signature {path}", remedy=remedy)
     data = _beginning(path, LONGEST, "signature", CheckpointError, "check the file")
-    problem = f"it has more than {LONGEST} bytes" if len(data) > LONGEST else "it is not ASCII text"
-    if len(data) <= LONGEST and data.isascii():
-        try:
-            return Signature.from_text(data.decode("ascii"))
-        except FormatError as error:
-            problem = str(error)
-    raise CheckpointError(
-        f"{path} is not a signature that holdfast reads: {problem}", remedy="ask the signer for the file again"
-    )
+    try:
+        if len(data) > LONGEST or not data.isascii():
+            raise FormatError(f"it has more than {LONGEST} bytes" if len(data) > LONGEST else "it is not ASCII text")
+        return Signature.from_text(data.decode("ascii"))
+    except FormatError as error:
+        what = f"{path} is not a signature that holdfast reads: {error}"
+        raise CheckpointError(what, remedy="ask the signer for the file again") from None
 
 
 def _beginning(

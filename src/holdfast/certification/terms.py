@@ -72,12 +72,9 @@ def confident(confidence: float, openings: int = 1, claims: int = 1) -> str:
     return at + (f" for {claims} claims together" if claims > 1 else "")
 
 
-def words_of(by: str) -> Words | None:
-    """The words of a claim; None: those of its unit."""
-    if by != "log":
-        return None
-    passed = "of this task that passed in the log before"
-    return Words("do not pass in the log after", "does not pass in the log after", passed)
+_LOGGED = Words(
+    "do not pass in the log after", "does not pass in the log after", "of this task that passed in the log before"
+)
 
 
 def named_statement(
@@ -131,18 +128,15 @@ class Rows:
     category: Sequence[str | None]
     strength: Degradations
 
-    def at(self, chosen: NDArray[np.bool_]) -> "Rows":
-        where = np.flatnonzero(chosen).tolist()
+    def at(self, where: Sequence[int]) -> "Rows":
         ids, categories = [self.ids[i] for i in where], [self.category[i] for i in where]
         return Rows(ids, self.degradation[where], self.cluster[where], categories, self.strength[where])
 
     @classmethod
     def joined(cls, pieces: Sequence[Self]) -> Self:
         ids, categories = ([value for piece in pieces for value in getattr(piece, n)] for n in ("ids", "category"))
-        degradation, cluster, strength = (
-            np.concatenate([getattr(piece, name) for piece in pieces])
-            for name in ("degradation", "cluster", "strength")
-        )
+        names = ("degradation", "cluster", "strength")
+        degradation, cluster, strength = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in names)
         return cls(ids, degradation, cluster, categories, strength)
 
     def regressed(self, tau: float) -> NDArray[np.bool_]:
@@ -169,6 +163,15 @@ class Terms:
     max_weight: int | None = None
     words: Words | None = None
     claims: int = 1
+
+    @classmethod
+    def of(cls, asked: Any, openings: int) -> Self:
+        """Those of a certificate that is asked for, or of one that was issued, when delta is shared by the openings."""
+        names = ("kind", "tau", "alpha", "pool", "unit", "drawn", "max_weight")
+        same = {name: getattr(asked, name) for name in names}
+        return cls(
+            **same, confidence=float(asked.confidence), openings=openings, words=_LOGGED if asked.by == "log" else None
+        )
 
     def __post_init__(self) -> None:
         if require_unit(self.drawn, self.max_weight) is not None and self.kind in ("finite_pool", "sequential"):
@@ -227,7 +230,14 @@ def require_enough(
     if terms.kind == "sequential":  # more prompts may come
         return
     if terms.max_weight is not None:
-        _require_weight(terms, sizes or ())
+        groups = np.array(sizes or (), dtype=np.int64)
+        if len(groups) and capped_weight.p_value(groups, 0 * groups, terms.max_weight, terms.alpha) > terms.level:
+            raise InfeasibleError(
+                f"{len(groups)} groups of these sizes cannot certify alpha = {terms.alpha:g} at confidence "
+                f"{terms.confidence:g} with a largest weight of {terms.max_weight}, even with no regression",
+                remedy="measure more groups or declare a smaller --max-weight; `holdfast plan --max-weight` has the "
+                "number",
+            )
         return
     unit = "prompts" if terms.drawn == "rows" or terms.pool is not None else "groups of near-duplicate prompts"
     if terms.kind == "per_category":
@@ -242,10 +252,8 @@ def require_enough(
                 remedy=f"give at least {needed} {unit} a category, merge categories, or leave out --per-category",
             )
         return
-    if terms.pool is None:
-        needed = fewest_prompts(terms.alpha, terms.confidence, parts=terms.parts)
-    else:
-        needed = finite_pool.fewest_prompts(terms.pool, terms.alpha, terms.confidence, parts=terms.parts)
+    asked: dict[str, Any] = {"alpha": terms.alpha, "confidence": terms.confidence, "parts": terms.parts}
+    needed = fewest_prompts(**asked) if terms.pool is None else finite_pool.fewest_prompts(terms.pool, **asked)
     require_units(units, needed, terms.alpha, terms.confidence, terms.parts, unit=unit)
 
 
@@ -272,21 +280,8 @@ def require_enough_rows(
         raise InfeasibleError(f"{counted}: {error.what}", remedy=remedy) from error
 
 
-def _require_weight(terms: Terms, sizes: Sequence[int]) -> None:
-    assert terms.max_weight is not None
-    groups = np.array(sizes, dtype=np.int64)
-    if len(groups) and capped_weight.p_value(groups, 0 * groups, terms.max_weight, terms.alpha) > terms.level:
-        raise InfeasibleError(
-            f"{len(groups)} groups of these sizes cannot certify alpha = {terms.alpha:g} at confidence "
-            f"{terms.confidence:g} with a largest weight of {terms.max_weight}, even with no regression",
-            remedy="measure more groups or declare a smaller --max-weight; `holdfast plan --max-weight` has the number",
-        )
-
-
 def require_categories(categories: Sequence[str | None]) -> None:
     missing = sum(category is None for category in categories)
     if missing:
-        raise DataError(
-            f"{missing} of {len(categories)} prompts have no category",
-            remedy="give every row a `category` (--set columns.category=NAME maps yours), or leave out --per-category",
-        )
+        remedy = "give every row a `category` (--set columns.category=NAME maps yours), or leave out --per-category"
+        raise DataError(f"{missing} of {len(categories)} prompts have no category", remedy=remedy)

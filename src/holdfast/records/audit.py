@@ -89,10 +89,8 @@ class Audit:
         missing = [name for name in cls._stored() if name not in values]
         if values.get("version") != VERSION or missing:
             found = f"version {values.get('version')}" + (f", without {', '.join(missing)}" if missing else "")
-            raise CheckpointError(
-                f"{folder or 'the audit'}: expected an audit of version {VERSION}, found {found}",
-                remedy="audit again into another folder",
-            )
+            what = f"{folder or 'the audit'}: expected an audit of version {VERSION}, found {found}"
+            raise CheckpointError(what, remedy="audit again into another folder")
         return cls(**{name: values[name] for name in cls._stored()}, folder=folder, table=table)
 
     @classmethod

@@ -93,10 +93,8 @@ def read_audit_folder(folder: Path) -> StoredAudit:
     data = read_plain_file(folder / TABLE_NAME, remedy=AGAIN)
     digest = sha256(data).hexdigest()
     if digest != values["table_sha256"]:
-        raise CheckpointError(
-            f"{folder / TABLE_NAME} was changed: {path.name} expects sha256 {values['table_sha256']}, found {digest}",
-            remedy=AGAIN,
-        )
+        what = f"{folder / TABLE_NAME} was changed: {path.name} expects sha256 {values['table_sha256']}, found {digest}"
+        raise CheckpointError(what, remedy=AGAIN)
     table = parse_table(data, folder / TABLE_NAME)
     _require_rows(table, values, folder / TABLE_NAME)
     _require_figures(table, values, path)
@@ -106,24 +104,18 @@ def read_audit_folder(folder: Path) -> StoredAudit:
 def _require_types(values: Mapping[str, Any], path: Path) -> None:
     """The keys by which the table is read; a value of another type is named, never computed with."""
 
-    def number(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-    checks: dict[str, Callable[[Any], bool]] = {
-        "table_sha256": lambda value: isinstance(value, str),
-        "unit": lambda value: isinstance(value, str) and value in UNITS,
-        "tau": number,
-        "alpha": lambda value: number(value) and 0 < value < 1,
-        "first_k": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
-        "behaviour": lambda value: value is None or isinstance(value, dict),
-        "mode": lambda value: isinstance(value, str),
-    }
-    checks["data"] = lambda value: isinstance(value, dict) and isinstance(value.get("sha256"), str)
-    for name in ("before", "after"):  # the weights behind an endpoint are seen by nobody
-        checks[name] = lambda value: (
-            isinstance(value, dict) and isinstance(value.get("sha256"), type(None) if "endpoint" in value else str)
-        )
-    wrong = [name for name, fits in checks.items() if name not in values or not fits(values[name])]
+    plain: dict[str, Any] = {"table_sha256": str, "unit": str, "tau": (int, float), "alpha": (int, float)}
+    plain |= {"first_k": int, "behaviour": (dict, type(None)), "mode": str, "data": dict, "before": dict, "after": dict}
+    fits = {name: isinstance(values.get(name, ...), kind) for name, kind in plain.items()}
+    fits |= {name: fits[name] and not isinstance(values[name], bool) for name in ("tau", "alpha", "first_k")}
+    fits["tau"] = fits["tau"] and math.isfinite(values["tau"])
+    fits["alpha"] = fits["alpha"] and 0 < values["alpha"] < 1
+    fits["first_k"] = fits["first_k"] and values["first_k"] >= 1
+    fits["unit"] = fits["unit"] and values["unit"] in UNITS
+    for name in ("data", "before", "after"):  # the weights behind an endpoint are seen by nobody
+        unseen = name != "data" and fits[name] and "endpoint" in values[name]
+        fits[name] = fits[name] and isinstance(values[name].get("sha256"), type(None) if unseen else str)
+    wrong = [name for name, fit in fits.items() if not fit]
     if wrong:
         raise CheckpointError(f"{path}: {', '.join(wrong)} missing or of another type than expected", remedy=AGAIN)
 
@@ -230,9 +222,8 @@ def _same(stated: Any, found: Any) -> bool:
     if isinstance(found, dict):
         return isinstance(stated, dict) and set(stated) == set(found) and all(_same(stated[k], found[k]) for k in found)
     if isinstance(found, float):
-        if isinstance(stated, bool) or not isinstance(stated, int | float):
-            return False
-        return math.isclose(stated, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        number = isinstance(stated, int | float) and not isinstance(stated, bool)
+        return number and math.isclose(stated, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
     return type(stated) is type(found) and bool(stated == found)
 
 
@@ -285,9 +276,8 @@ def parse_table(data: bytes, where: Path) -> Any:
         table = parse_parquet(data)
         table.validate(full=True)
     except Exception as error:  # noqa: BLE001  (damaged bytes end in many types: Arrow's, OSError, MemoryError ...)
-        raise CheckpointError(
-            f"{where} cannot be read as an audit's table ({type(error).__name__})", remedy=remedy
-        ) from None
+        what = f"{where} cannot be read as an audit's table ({type(error).__name__})"
+        raise CheckpointError(what, remedy=remedy) from None
     known = [table_schema(judged=judged, units=units) for judged in (False, True) for units in (UNITS, EARLIER_UNITS)]
     if table.schema not in known:
         raise CheckpointError(f"{where} has other columns than an audit's table", remedy=remedy)

@@ -54,10 +54,8 @@ def read_result(folder: Path) -> dict[str, Any]:
         except (TypeError, ValueError):  # a date, or NaN: no setting of ours
             same = False
         if not same:
-            raise CheckpointError(
-                f"{folder / CONFIG_NAME} was changed after the run was finished: {RESULT_NAME} is of other settings",
-                remedy=_RESTORE,
-            )
+            what = f"{folder / CONFIG_NAME} was changed after the run was finished: {RESULT_NAME} is of other settings"
+            raise CheckpointError(what, remedy=_RESTORE)
     return values
 
 
@@ -86,8 +84,6 @@ def is_there(path: Path) -> bool:
 def no_link(path: Path) -> Path:
     """`path`, which is not a symbolic link: evidence lies in the folder that was named, or nowhere."""
     if path.is_symlink():
-        raise CheckpointError(
-            f"{path} is a symbolic link, which is not followed",
-            remedy="put the files themselves there, or name the folder that it points to",
-        )
+        what = f"{path} is a symbolic link, which is not followed"
+        raise CheckpointError(what, remedy="put the files themselves there, or name the folder that it points to")
     return path

@@ -44,9 +44,8 @@ def believed_audit(folder: Path, *, split: SplitRecord | None = None) -> StoredA
     if set(HELD) & set(listed):  # an audit of other data may lie in a run folder too
         wrong += [role for role in HELD if split.ids[role] and role not in listed]
     if wrong:
-        raise CheckpointError(
-            f"{folder}: the {' and '.join(wrong)} prompts of the audit are not those of {RECORD_NAME}", remedy=AGAIN
-        )
+        what = f"{folder}: the {' and '.join(wrong)} prompts of the audit are not those of {RECORD_NAME}"
+        raise CheckpointError(what, remedy=AGAIN)
     return stored
 
 
@@ -162,7 +161,5 @@ def content_at_hand(ref: str | Path, *, revision: str | None = None, trust_remot
         return content_of(ref, revision=revision, trust_remote_code=trust_remote_code, local_only=True).sha256
     except (HoldfastError, OSError, ValueError) as error:
         what = error.what if isinstance(error, HoldfastError) else type(error).__name__
-        raise NotAtHandError(
-            f"the model {ref} cannot be read: {what}",
-            remedy=f"put {ref} where it was (a hub model: hf download {ref}), then ask again",
-        ) from error
+        remedy = f"put {ref} where it was (a hub model: hf download {ref}), then ask again"
+        raise NotAtHandError(f"the model {ref} cannot be read: {what}", remedy=remedy) from error

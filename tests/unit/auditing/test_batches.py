@@ -11,8 +11,7 @@ from tests import tiny
 from tests.unit.auditing.making import encodings, write_adapter
 
 from holdfast.auditing.batches import _SHARE, CPU_TOKENS, batches, padding_is_inert, shuffled_batches, token_budget
-from holdfast.auditing.measure import Measurer, measure_pair
-from holdfast.auditing.noise import noise_floor
+from holdfast.auditing.measure import Measurer, measure_pair, noise_floor
 from holdfast.auditing.pair import open_pair
 from holdfast.models.handle import cpu_has_bfloat16
 from holdfast.scoring.completion import Batch, losses_of
