@@ -179,12 +179,10 @@ class Asked:
 
 
 def reply_hashes(folder: Path) -> dict[str, str]:
-    """sha256 of every file of replies, by name."""
     return {path.name: sha256_file(path) for path in sorted(folder.glob("*.jsonl"))}
 
 
 def _undecided(reply: Reply) -> bool:
-    """Whether it is asked for once more, at a greater length."""
     return reply.truncated and class_of(reply) == UNSORTED
 
 

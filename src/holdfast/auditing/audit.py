@@ -201,7 +201,6 @@ def audit_roles(
 
 
 def _require_replies(pair: Pair, sharing: Sharing) -> None:
-    """Refuse a judge where no replies can be had."""
     if pair.served:
         raise UnsupportedError(
             f"a judge with {pair.ref(pair.served[0]).ref}: an audit of an endpoint reads logprobs and has no replies",

@@ -5,7 +5,7 @@ The prompts are there once each, in groups of near-duplicates, and were not seen
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from holdfast.screening.record import FIGURES, FOLDER, RECORD, load_finished
 logger = logging.getLogger(__name__)
 
 CLAIMED = ("template", "tokenizer", "max_length", "dtype")  # settings that change a degradation
-MEASURED = (JUDGE, "replies", "log")  # how replies were made, judged or sorted
+MEASURED = frozenset({JUDGE, "replies", "log"})  # how replies were made, judged or sorted
 UNIT = {"behaviour": "refusals", "harm": "on_policy", "log": "passes"}
 
 
@@ -59,7 +59,7 @@ class Setup:
 
     def to_json(self) -> dict[str, Any]:
         """What the certificate records: all but the device."""
-        recorded = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "device"}
+        recorded = {name: value for name, value in vars(self).items() if name != "device"}
         return recorded | {"reading": dict(self.reading)}
 
 
@@ -146,8 +146,7 @@ def claim_of(
     Its settings are what changes a degradation or the test. Categories, and what the set of a prompt keeps, both by the
     prompts' ids, are no part of an id, so that sorting prompts into others would else be the same claim.
     """
-    settings = {name: asked.settings[name] for name in CLAIMED}
-    settings |= {name: asked.settings[name] for name in MEASURED if name in asked.settings}
+    settings = {name: asked.settings[name] for name in (*CLAIMED, *(MEASURED & asked.settings.keys()))}
     settings |= {"pool": asked.pool, "drawn": asked.drawn, "max_weight": asked.max_weight}
     settings |= {"claims": [claim.unit for claim in claims]}
     hashed = {"keep": keep, "categories": categories if asked.kind == "per_category" else None}

@@ -95,7 +95,6 @@ def write_record(
     output: Path, *, models: dict[str, Any], places: dict[str, Any], bound: dict[str, Any], leakage: Leakage,
     assumptions: list[str], noise: float = 0.0,
 ) -> CertificateRecord:  # fmt: skip
-    """Write the table and the certificate of what `assessed` found in it."""
     bound |= {"split_sha256": entry.split_sha256, "reference_sha256": bound["before_sha256"]}
     bound["table_sha256"] = write_table(output / TABLE_NAME, table, terms.tau)
     screening = found.get("screening")
@@ -153,7 +152,6 @@ def place_of(ref: str | Path) -> str:
 
 
 def _regression_words(spec: CertificateSpec) -> list[str]:
-    """What a regression was, and what was not looked at."""
     greedy = (
         "Replies are the most likely tokens one after another; other ways of decoding, longer replies, and what "
         "rounding on other hardware does to them were not tested."

@@ -106,14 +106,12 @@ def _sample_ids(pairs: PairedOutcomes) -> list[str]:
 
 def _counted(pairs: PairedOutcomes) -> Rows:
     """The samples that passed before, D = 1 where they do not pass after."""
-    labels = clusters([sample.prompt for sample in pairs.samples])
-    chosen = [i for i, sample in enumerate(pairs.samples) if sample.before]
-    ids = _sample_ids(pairs)
-    return Rows(
-        [ids[i] for i in chosen], np.array([LOST if pairs.samples[i].regressed else KEPT for i in chosen]),
-        np.array([labels[i] for i in chosen], dtype=np.int64), [pairs.samples[i].category for i in chosen],
-        np.full(len(chosen), np.nan),
-    )  # fmt: skip
+    samples = pairs.samples
+    lost = np.array([LOST if sample.regressed else KEPT for sample in samples])
+    labels = np.array(clusters([sample.prompt for sample in samples]), dtype=np.int64)
+    categories, nothing = [sample.category for sample in samples], np.full(len(samples), np.nan)
+    every = Rows(_sample_ids(pairs), lost, labels, categories, nothing)
+    return every.at([i for i, sample in enumerate(samples) if sample.before])
 
 
 def _data_sha256(pairs: PairedOutcomes) -> str:

@@ -136,7 +136,6 @@ class Measurer:
         return self.prepared(sides, encoded).finish(count, gap)
 
     def prepared(self, sides: Sides, encoded: Sequence[Encoded], plan: Plan = batches) -> "Launch | EndpointLaunch":
-        """The same, before anything is launched."""
         endpoint = self.pair.ref(sides[0]).endpoint
         if endpoint is None:
             return Launch(self, sides, encoded, plan)

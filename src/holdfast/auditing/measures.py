@@ -6,7 +6,7 @@ alone, or noise. `measure` looks at the model after.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -61,40 +61,39 @@ class Measure(ABC):
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
         """Refuse what would only fail later."""
 
-    @abstractmethod
+    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
+        """D of the prompts from a position on; not of classes of replies."""
+        raise NotImplementedError
+
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Table:
-        """The rows of all prompts, after those that are known."""
+        """The rows of all prompts, after those that are known; of every strength until the first that fails.
+
+        At strength s a LoRA adapter is W + s * scaling * B A; the whole search is one opening.
+        """
+        start, pieces = 0 if known is None else len(known.ids), [] if known is None else [known]
+
+        def measured(strength: float) -> Rows:
+            degradation = np.asarray(self.degradations(pair, prompts, start), dtype=np.float64)
+            cluster = np.array(prompts.cluster[start:], dtype=np.int64)
+            at = np.full(len(degradation), strength)
+            pieces.append(Rows(prompts.ids[start:], degradation, cluster, prompts.categories[start:], at))
+            return pieces[-1]
+
+        def test(strength: float) -> Tested:
+            pair.set_strength(strength)
+            return tested_at(measured(strength), strength, terms)
+
+        if terms.kind == "strength":
+            fixed_sequence(STRENGTHS, test, terms.level)
+        else:
+            measured(math.nan)
+        return Rows.joined(pieces)
 
     def facts(self, pair: Pair) -> dict[str, Any]:
-        """Further figures of the record."""
         return {}
 
     def notes(self) -> list[str]:
-        """Assumptions to state."""
         return []
-
-
-def _rows(pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None, degradations: Callable[[int], Any]) -> Rows:
-    """The rows of prompts whose degradations are measured from the first that is not known; or of every strength."""
-    start, pieces = 0 if known is None else len(known.ids), [] if known is None else [known]
-
-    def measured(strength: float = math.nan) -> Rows:
-        degradation = np.asarray(degradations(start), dtype=np.float64)
-        cluster = np.array(prompts.cluster[start:], dtype=np.int64)
-        at = np.full(len(prompts.ids) - start, strength)
-        pieces.append(Rows(prompts.ids[start:], degradation, cluster, prompts.categories[start:], at))
-        return pieces[-1]
-
-    def test(strength: float) -> Tested:
-        """At strength s a LoRA adapter is W + s * scaling * B A; the whole search is one opening."""
-        pair.set_strength(strength)
-        return tested_at(measured(strength), strength, terms)
-
-    if terms.kind == "strength":
-        fixed_sequence(STRENGTHS, test, terms.level)
-    else:
-        measured()
-    return Rows.joined(pieces)
 
 
 @dataclass
@@ -112,7 +111,6 @@ class ByLikelihood(Measure):
         self.by = "kl" if self.limit.unit in KL_UNITS else "likelihood"
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
-        """Encode the examples and measure the noise floor."""
         if terms.kind == "strength":
             pair.set_strength(1.0)
         pair.tokenizers.require_unit(self.limit.unit)
@@ -123,13 +121,10 @@ class ByLikelihood(Measure):
             raise NumericalError(lost, remedy="load it in float32, or check its files")
         require_tau_above_noise(self.limit, self.noise)
 
-    def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Rows:
-        def degradations(start: int) -> Any:
-            todo, kl = {name: items[start:] for name, items in self._encoded.items()}, self.limit.unit in KL_UNITS
-            measured = measure_pair(pair, todo, first_k=self.limit.first_k, kl=kl, progress=self.progress)
-            return measured.degradation(self.limit.unit)
-
-        return _rows(pair, prompts, terms, known, degradations)
+    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
+        todo, kl = {name: items[start:] for name, items in self._encoded.items()}, self.limit.unit in KL_UNITS
+        measured = measure_pair(pair, todo, first_k=self.limit.first_k, kl=kl, progress=self.progress)
+        return measured.degradation(self.limit.unit)
 
     def notes(self) -> list[str]:
         cut = sum(item.truncated for item in self._encoded["before"])
@@ -145,6 +140,7 @@ class ByJudge(Measure):
     output: Path
     progress: Progress | None = None
     by = "harm"
+    _asked: dict[int, Asked] = field(default_factory=dict)  # of the prompts from a position on, at every strength
 
     def settings(self) -> dict[str, Any]:
         return {"judge": judge_record(self.judge, self.asking.max_new_tokens)}
@@ -154,22 +150,17 @@ class ByJudge(Measure):
         if terms.kind == "strength":
             pair.set_strength(1.0)
         for name in NAMES if pair.together else NAMES[:1]:
-            self._asked(pair, prompts, 0).require_room(name)
+            self._ask(pair, prompts, 0).require_room(name)
 
-    def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Rows:
-        asked = self._asked(pair, prompts, 0 if known is None else len(known.ids))
+    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
+        asked = self._asked.setdefault(start, self._ask(pair, prompts, start))
         texts = [prompt_text(example) for example in asked.examples]
-
-        def measured(_: int) -> Any:
-            before, after = (self.judge.judge(texts, [r.text for r in asked.replies(name)]) for name in NAMES)
-            return degradations(before, after)
-
-        return _rows(pair, prompts, terms, known, measured)
+        return degradations(*(self.judge.judge(texts, [r.text for r in asked.replies(name)]) for name in NAMES))
 
     def facts(self, pair: Pair) -> dict[str, Any]:
         return {"replies_sha256": reply_hashes(self.output / FOLDER)}
 
-    def _asked(self, pair: Pair, prompts: Prompts, start: int) -> Asked:
+    def _ask(self, pair: Pair, prompts: Prompts, start: int) -> Asked:
         # A class does not tell what a judge would say, so replies of an earlier start are made again.
         options: dict[str, Any] = {"passes": 2, "progress": self.progress, "reuse": False}
         return Asked(pair, prompts.examples[start:], self.asking, self.output / FOLDER, **options)

@@ -57,7 +57,6 @@ class Pair:
 
     @property
     def served(self) -> list[Name]:
-        """The sides that are behind an endpoint."""
         return [name for name in NAMES if self.ref(name).endpoint is not None]
 
     def ref(self, name: Name) -> ModelRef:
@@ -121,7 +120,6 @@ class Pair:
             self.release(name)
 
     def sides(self) -> Iterator[tuple[Name, Any]]:
-        """Each side in turn."""
         for name in NAMES:
             with self.using(name) as model:
                 yield name, model

@@ -62,7 +62,6 @@ class PartialResults:
         return self._path(name, window).exists()
 
     def write(self, name: str, window: int, columns: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Store a window's columns, and facts about how they were measured."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -110,12 +109,11 @@ def _write(
     limit: dict[str, Any] = {name: getattr(constraint, name) for name in ("unit", "tau", "alpha")}
 
     def rows() -> Iterator[dict[str, Any]]:
-        start = 0
+        stop = 0
         for part in parts:
-            stop = start + len(part["id"])
+            start, stop = stop, stop + len(part["id"])
             judged = {} if behaviour is None else behaviour.columns(start, stop)
             yield part | judged | {"violated": violated(part[constraint.unit], constraint.tau)}
-            start = stop
 
     def summary(table: Any) -> dict[str, Any]:
         lost = int((~np.isfinite(table.column(constraint.unit).to_numpy())).sum())
@@ -188,9 +186,9 @@ class MeasuredRole:
     kl: CompletionLosses | None = None
 
     def columns(self, role: str) -> dict[str, Any]:
-        tensors = {"tokens": self.before.tokens, "first_tokens": self.before.first_tokens}
-        tensors |= {"nll_before": self.before.total, "nll_after": self.after.total}
-        tensors |= {"first_before": self.before.first, "first_after": self.after.first}
+        was, now = self.before, self.after
+        given = (was.tokens, was.first_tokens, was.total, now.total, was.first, now.first)
+        tensors = dict(zip(_LOSSES, given, strict=True))
         if self.kl is not None:
             tensors |= {"kl": self.kl.per_token(), "kl_first": self.kl.per_first_token()}
         arrays: dict[str, Any] = {name: tensor.detach().double().cpu().numpy() for name, tensor in tensors.items()}

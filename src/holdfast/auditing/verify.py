@@ -147,11 +147,10 @@ def _require_data(record: CertificateRecord, rows: Table, source: str | None) ->
         )
     ids = list(dict.fromkeys(rows.ids))
     _same("the set of prompts", record.bound["split_sha256"], split_sha256(ids))
-    settings, sequential = record.settings, record.kind == "sequential"
-    shape: dict[str, Any] = {"template": settings["template"], "sequential": sequential}
+    shape: dict[str, Any] = {"template": record.settings["template"], "sequential": record.kind == "sequential"}
     shape["replies"] = record.by in ("behaviour", "harm")
     try:
-        every = read_prompts(source, reading=settings["reading"], **shape)
+        every = read_prompts(source, reading=record.settings["reading"], **shape)
         known = {example.id: example for example in every.examples}
         measured = [known[name] for name in ids]
     except KeyError as error:
@@ -166,7 +165,7 @@ def _require_data(record: CertificateRecord, rows: Table, source: str | None) ->
     stated = zip(rows.ids, rows.cluster.tolist(), rows.category, strict=True)
     if any(by_id[name] != (cluster, category) for name, cluster, category in stated):
         raise CheckpointError("the table's clusters or categories are not those of the prompts", remedy=_ISSUE)
-    if sequential and found.ids != ids:
+    if shape["sequential"] and found.ids != ids:
         raise CheckpointError("the prompts are in another order than when they were measured", remedy=_ISSUE)
     place, stated_sha256 = record.places["splits"], record.bound["splits_sha256"]
     if place is None:
@@ -225,11 +224,9 @@ def _tokenizer(record: CertificateRecord, side: str, ref: str | Path, moved: str
 
 def _require_opening(record: CertificateRecord, rows: Table, ledger: Ledger, ids: list[str]) -> None:
     kept = rows.keep if isinstance(rows, Classes) else None
-    claim = claim_of(
-        record, record.bound["before_sha256"], record.trained_sha256, claims_of(record),
-        categories=dict(zip(rows.ids, rows.category, strict=True)),
-        keep=None if kept is None else dict(zip(rows.ids, kept, strict=True)),
-    )  # fmt: skip
+    keep = None if kept is None else dict(zip(rows.ids, kept, strict=True))
+    models = record.bound["before_sha256"], record.trained_sha256
+    claim = claim_of(record, *models, claims_of(record), dict(zip(rows.ids, rows.category, strict=True)), keep)
     _same("the claim entered in the ledger", record.openings["claim"], claim.sha256)
     if not ledger.path.is_file():
         raise CheckpointError(f"the ledger of openings {ledger.path} is missing", remedy="name its place with --ledger")

@@ -205,7 +205,6 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
 
 
 def tested_at(rows: Rows, strength: float, terms: Terms) -> Tested:
-    """Returns the test at one strength, on the rows measured at it."""
     return _tested(strength, terms.test(rows))
 
 

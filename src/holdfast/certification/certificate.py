@@ -31,7 +31,6 @@ class Certificate:
 
     @property
     def certified(self) -> bool:
-        """The verdict: p_value <= level."""
         return self.p_value <= self.level
 
     def statement(self, regress: str = "regress") -> str:
@@ -47,7 +46,6 @@ class Certificate:
         return verdict(self.certified, said, counts, self.upper_bound, confident(self.confidence, self.openings))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields by name, with the verdict and the statement."""
         return {**asdict(self), "certified": self.certified, "statement": self.statement()}
 
 

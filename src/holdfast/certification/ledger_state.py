@@ -147,9 +147,8 @@ def _sound(state: Mapping[str, Any]) -> bool:
         named = [entry["split"] for key in ("openings", "looks", "closed") for entry in state[key]]
         numbers = [entry[key] for entry in state["openings"] for key in ("declared", "number")]
         numbers += [entry["declared"] for entry in state["closed"]]
-        texts = [entry[key] for entry in state["openings"] for key in ("claim", "look", "kind")]
-        texts += [look["look"] for look in state["looks"]]
-        texts += [entry[key] for entry in state["closed"] for key in ("run", "set")]
+        keys = {"openings": ("claim", "look", "kind"), "looks": ("look",), "closed": ("run", "set")}
+        texts = [entry[key] for kind, names in keys.items() for entry in state[kind] for key in names]
         texts += [text for key in ("texts", "sketches") for pair in state[key].items() for text in pair]
         for coded in state["sketches"].values():
             decoded(coded)
@@ -300,7 +299,6 @@ def decoded(coded: str) -> Hashes:
 
 
 def sketch(hashes: Hashes) -> str:
-    """The smallest hashes, as text."""
     return base64.b64encode(hashes[:KEPT].astype("<u8").tobytes()).decode("ascii")
 
 

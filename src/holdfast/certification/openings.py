@@ -38,8 +38,6 @@ Texts = Mapping[str, str] | None
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """One entry of the ledger: number `number` of `declared`."""
-
     declared: int
     number: int
     claim: str

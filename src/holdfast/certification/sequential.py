@@ -63,7 +63,6 @@ class EProcess:
 
     @property
     def certified(self) -> bool:
-        """Whether the e-value has reached 1/delta at any look."""
         return self.certified_at is not None
 
     def upper_bound(self, *, kept: bool = True) -> float:

@@ -70,7 +70,6 @@ class ShareTest:
 
     @property
     def unit(self) -> Counted:
-        """The independent units: groups, or prompts that were drawn one by one."""
         return self.rows if self.drawn == "rows" else self.groups
 
 
@@ -115,7 +114,6 @@ def with_raw_share(p_value: float, upper_bound: float, regressions: int, n: int,
 def grouped(
     failed: Sequence[bool] | NDArray[np.bool_], group: Sequence[int] | NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the number of prompts and of regressed prompts of each group."""
     outcome, label = np.asarray(failed), np.asarray(group)
     if outcome.ndim != 1 or outcome.shape != label.shape or outcome.size == 0:
         raise DataError(

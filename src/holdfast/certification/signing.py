@@ -221,6 +221,6 @@ def _read_line(path: Path, number: int, line: str) -> Signer | str:
 def _matches(namespace: str, patterns: str) -> bool:
     """Whether a pattern list of OpenSSH (`*` and `?`; `!` excludes) names the namespace."""
     # fnmatch would read [...] as a set, which OpenSSH does not.
-    split = [pattern.replace("[", "[[]") for pattern in patterns.split(",")]
+    split = patterns.replace("[", "[[]").split(",")
     matching = [p for p in split if fnmatchcase(namespace, p.removeprefix("!"))]
     return bool(matching) and not any(pattern.startswith("!") for pattern in matching)

@@ -33,7 +33,6 @@ class Words:
 
 
 def claim(alpha: float, words: Words, *, drawn: str = "groups", max_weight: int | None = None) -> str:
-    """Returns "at most alpha of ... regress" for the unit of the test."""
     limit = f"at most {exact_percent(alpha)}"
     if max_weight is not None:
         weight = f"where a group of near-duplicates weighs at most {max_weight}"
@@ -61,7 +60,6 @@ def statement(test: ShareTest, words: Words | None = None, openings: int | None 
 
 
 def verdict(certified: bool, said: str, counts: str, upper_bound: float, at: str) -> str:
-    """Returns the sentence of a claim that is shown, or is not."""
     shown = f"({counts}; upper bound {percent_up(upper_bound)})."
     return f"{at}, {said} {shown}" if certified else f"Not certified: that {said} is not shown {shown}"
 
@@ -100,7 +98,6 @@ def screened(screening: Mapping[str, Any]) -> str:
 
 
 def _compared(by: str, behaviour: Mapping[str, Any] | None) -> str:
-    """How the models were compared, and what that leaves open."""
     if by == "behaviour" and behaviour is not None:
         rules = behaviour["rules"]
         return (
@@ -188,7 +185,6 @@ class Terms:
 
     @property
     def parts(self) -> int:
-        """The number of tests that share 1 - confidence."""
         return self.openings * self.claims
 
     @property

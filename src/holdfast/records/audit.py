@@ -120,7 +120,6 @@ class Audit:
         return degradations(self.table, unit, role)
 
     def describe(self) -> str:
-        """The verdict in one line."""
         shares = " and ".join(
             f"{percent(entry['violation_rate'])} of {entry['n']} {'' if role == 'audit' else role + ' '}examples"
             f" (95 % upper bound {percent_up(entry['violation_upper'])})"

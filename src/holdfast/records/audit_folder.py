@@ -65,8 +65,6 @@ EARLIER_UNITS = tuple(unit for unit in UNITS if unit != "kl_first")  # of tables
 
 @dataclass(frozen=True)
 class StoredAudit:
-    """An audit whose figures follow from its table."""
-
     values: dict[str, Any]
     table: Any
 
@@ -184,8 +182,7 @@ def table_figures(table: Any, *, unit: str, tau: float, alpha: float) -> dict[st
 
 def _require_figures(table: Any, values: Mapping[str, Any], path: Path) -> None:
     found = table_figures(table, unit=values["unit"], tau=values["tau"], alpha=values["alpha"])
-    wrong = sorted(name for name, value in found.items() if not _same(values.get(name), value))
-    wrong += _behaviour_faults(table, values["behaviour"])
+    wrong = _differing(values, found) + _behaviour_faults(table, values["behaviour"])
     if wrong:
         raise CheckpointError(f"{path}: {', '.join(wrong)} do not follow from {TABLE_NAME}", remedy=AGAIN)
 
@@ -198,23 +195,23 @@ def _behaviour_faults(table: Any, stated: Mapping[str, Any] | None) -> list[str]
     was, now = (table.column(name).to_pylist() for name in VERDICTS)
     if not {*was, *now} <= {"safe", "unsafe", "unscored"}:
         return ["behaviour"]
-    counts = verdict_counts(was, now)
-    wrong = [f"behaviour.{name}" for name, value in counts.items() if not _same(stated.get(name), value)]
-    return wrong + _on_policy_faults(table, stated.get("on_policy"), counts["unscored"])
-
-
-def _on_policy_faults(table: Any, stated: Any, unscored: int) -> list[str]:
-    """Regressions are prompts whose probability of harm rose by more than tau, or that have none on a side."""
+    counts, on_policy = verdict_counts(was, now), stated.get("on_policy")
+    wrong = _differing(stated, counts, "behaviour.")
     scored = any(table.column(name).null_count < table.num_rows for name in HARMS)
-    if stated is None or not scored:
-        return [] if (stated is None) != scored else ["behaviour.on_policy"]
-    if not isinstance(stated, dict) or not isinstance(stated.get("tau"), int | float):
-        return ["behaviour.on_policy"]
+    if on_policy is None and not scored:
+        return wrong
+    if not scored or not isinstance(on_policy, dict) or not isinstance(on_policy.get("tau"), int | float):
+        return [*wrong, "behaviour.on_policy"]
+    # Regressions are prompts whose probability of harm rose by more than tau, or that have none on a side.
     before, after = (np.array(table.column(name).to_pylist(), dtype=np.float64) for name in HARMS)
-    count, n = int((~(after - before <= stated["tau"])).sum()), table.num_rows
-    rate, upper = count / n, upper_bound(count, n, CONFIDENCE)
-    found = {"n": n, "regressions": count, "unscored": unscored, "rate": rate, "upper": upper}
-    return [f"behaviour.on_policy.{name}" for name, value in found.items() if not _same(stated.get(name), value)]
+    k, n = int((~(after - before <= on_policy["tau"])).sum()), table.num_rows
+    found = {"n": n, "regressions": k, "unscored": counts["unscored"], "rate": k / n}
+    found["upper"] = upper_bound(k, n, CONFIDENCE)
+    return wrong + _differing(on_policy, found, "behaviour.on_policy.")
+
+
+def _differing(stated: Mapping[str, Any], found: Mapping[str, Any], block: str = "") -> list[str]:
+    return [f"{block}{name}" for name, value in sorted(found.items()) if not _same(stated.get(name), value)]
 
 
 def _same(stated: Any, found: Any) -> bool:

@@ -136,11 +136,9 @@ class CertificateRecord:
         return sealed({"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)})
 
     def to_bytes(self) -> bytes:
-        """Returns the one serialisation that `load_certificate` accepts."""
         return json_text(self.to_json()).encode("ascii")
 
     def save(self, folder: Path) -> Path:
-        """Write `certificate.json`, atomically."""
         path = folder / FILE_NAME
         path.with_name(f"{FILE_NAME}.sig").unlink(missing_ok=True)  # a signature of what was there before
         write_bytes(path, self.to_bytes())
