@@ -161,10 +161,7 @@ def audit_roles(
     output: str | Path | None = None, progress: Progress | None = None, enter: Callable[[], None] | None = None,
     sharing: Sharing = ALONE,
 ) -> Audit:  # fmt: skip
-    """Audit an open pair on examples by role (`audit`, or a run's `constraint` and `monitor`).
-
-    `enter` is called when everything was checked and nothing is measured yet, so that an audit that is killed counts.
-    """
+    """Audit an open pair on examples by role; `enter` is called before anything is measured: a killed audit counts."""
     pair.tokenizers.require_unit(constraint.unit)
     kl = kl_wanted(pair, True if constraint.unit in KL_UNITS else options.kl)
     if options.judge is not None:
@@ -212,10 +209,7 @@ def _require_replies(pair: Pair, sharing: Sharing) -> None:
 
 
 def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptions, kl: bool) -> dict[str, Any]:
-    """Everything that the figures depend on.
-
-    A judge without a revision, such as a plain function, may have changed since: it never matches an earlier audit.
-    """
+    """What the figures depend on; a judge without a revision may have changed since, and matches no earlier audit."""
     pair, streams = windows.pair, windows.streams
     judge = None if options.judge is None else open_judge(options.judge)
     return {

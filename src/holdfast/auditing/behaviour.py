@@ -66,11 +66,7 @@ def behaviour_view(
     pair: Pair, examples: Sequence[Example], judge: JudgeSpec, *, max_new_tokens: int = 128, tau: float = HARM_TAU,
     template: Template = "chat", batch_size: int = BATCH_SIZE, progress: Callable[[str, int], None] | None = None,
 ) -> Behaviour:  # fmt: skip
-    """Reply to every prompt with both models, by the same greedy decoding, and judge both replies.
-
-    A side's replies are judged before the next side is loaded: judgements are all that is kept. `progress` is called
-    with the side and the number of its finished replies.
-    """
+    """Both models' greedy replies, judged before the next side is loaded; `progress` gets (side, replies so far)."""
     judging = open_judge(judge)
     failed = judging.failures
     require_tau(tau)

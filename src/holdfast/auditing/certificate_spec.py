@@ -65,10 +65,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class CertificateSpec:
-    """Everything that decides what is certified, but for the prompts; the names are those of `open_certify`.
-
-    `measured` is how replies were made, judged or sorted, as the claim records it.
-    """
+    """What decides what is certified, but for the prompts; `measured`: how replies were made, judged or sorted."""
 
     before: str | Path
     after: str | Path
@@ -141,10 +138,10 @@ def claim_of(
     asked: CertificateSpec | CertificateRecord, before_sha256: str, after_sha256: str, claims: Sequence[Claimed],
     categories: Mapping[str, str | None], keep: Mapping[str, str] | None = None,
 ) -> Claim:  # fmt: skip
-    """The claim that an opening is entered under, before it is measured and again from the certificate.
+    """The claim of an opening, before it is measured and again from the certificate: what changes D or the test.
 
-    Its settings are what changes a degradation or the test. Categories, and what the set of a prompt keeps, both by the
-    prompts' ids, are no part of an id, so that sorting prompts into others would else be the same claim.
+    Categories and kept classes are no part of a prompt's id: without them, sorting prompts anew would be the same
+    claim.
     """
     settings = {name: asked.settings[name] for name in (*CLAIMED, *(MEASURED & asked.settings.keys()))}
     settings |= {"pool": asked.pool, "drawn": asked.drawn, "max_weight": asked.max_weight}
@@ -159,11 +156,7 @@ def claim_of(
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is measured, and what it came from: each example once, in file order for a sequence, by id otherwise.
-
-    `cluster` has the position of the first of its near-duplicates, `keep` the class that its safety set keeps where a
-    run's sets are asked together.
-    """
+    """What is measured, each example once; `cluster`: first of its near-duplicates, `keep`: the class its set keeps."""
 
     examples: list[Example]
     cluster: list[int]
@@ -197,10 +190,10 @@ def read_prompts(
     safety: str | Sequence[Example], *, source: str | None = None, reading: Mapping[str, Any] | None = None,
     template: str = "chat", sequential: bool = False, replies: bool = False,
 ) -> Prompts:  # fmt: skip
-    """Read the prompts of a certificate: a file or hub data set, or examples that came from `source`.
+    """Read the prompts of a certificate, or take examples that came from `source`.
 
-    A `sequential` certificate keeps the order of the file. Where prompts are replied to (`replies`), completions are
-    not looked at, and the same prompt counts once.
+    A `sequential` one keeps their order; where they are replied to, completions do not count, and each prompt does
+    once.
     """
     if isinstance(safety, str):
         source, given = safety, (prompts_alone if replies else read_examples)(safety, **dict(reading or {}))
@@ -225,10 +218,7 @@ def data_sha256(source: str | None, examples: Sequence[Example]) -> str:
 
 
 def require_not_steering(examples: Sequence[Example], after: str | Path) -> None:
-    """Refuse prompts that steered or watched the run whose folder holds `after`; a copy elsewhere is not known.
-
-    An id counts the completion in, so prompts are compared by their texts too, where the run's data is still there.
-    """
+    """Refuse prompts that steered or watched the run whose folder holds `after`, by id and, where known, by text."""
     run = Path(after).expanduser().resolve().parent
     if not (run / "config.yaml").is_file():
         return
@@ -266,10 +256,7 @@ def require_no_leak(
     examples: Sequence[Example], train_data: Sequence[str], reading: Mapping[str, Any],
     columns: Mapping[str, str] | None = None,
 ) -> Leakage:  # fmt: skip
-    """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts.
-
-    Without `columns` of the training data, those of the prompts are tried where it has none of the known ones.
-    """
+    """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts."""
     if not train_data and columns:
         what = "train_columns are given without train_data"
         raise ConfigError(what, remedy="name the training data, or leave them out")

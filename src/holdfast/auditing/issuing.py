@@ -34,10 +34,7 @@ _ADAPTER = re.compile(r"\.after(?=\.|$)")  # the name that a pair gives the adap
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a certificate's parts come from: ledger, prompts and a run's splits.json; and the leak search.
-
-    Of a run that asked its model, `splits` is the record of its screening and `share` the certify prompts.
-    """
+    """Where a certificate's parts come from; of a run that asked its model, `splits` is the record of its screening."""
 
     ledger: Path
     prompts: str | None

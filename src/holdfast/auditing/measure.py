@@ -81,10 +81,7 @@ class Measured:
 
 
 class Measurer:
-    """Runs examples through a pair in batches of `batch_tokens` padded tokens, or of what memory allows.
-
-    Batches carry an attention mask unless `check` finds that they can do without.
-    """
+    """Runs examples through a pair in batches of `batch_tokens` padded tokens, masked unless `check` finds no need."""
 
     def __init__(self, pair: Pair, *, first_k: int, kl: bool | None = None, batch_tokens: int | None = None) -> None:
         self.pair, self.first_k, self.batch_tokens, self.masked = pair, first_k, batch_tokens, True
@@ -107,10 +104,7 @@ class Measurer:
         return Batch.of(rows, pad_token_id=pad, first_k=self.first_k, device=device, masked=self.masked)
 
     def check(self, sides: Sides, example: Encoded) -> None:
-        """Refuse models whose own logits are not what we compute, and see whether they need an attention mask.
-
-        Where both share their base, `after` has all that `before` has.
-        """
+        """Refuse models whose own logits are not what we compute, and see whether they need an attention mask."""
         if sides[0] in self.pair.served:
             return  # what an endpoint answers is checked in every answer
         if self.kl and len(sides) > 1:
@@ -144,11 +138,7 @@ class Measurer:
 
 
 class Launch:
-    """Examples on their way through models, a batch at a time; each batch goes through all `sides`.
-
-    `plan` makes batches of given lengths within a budget of padded tokens; out of memory, the rest is planned again
-    with half of it.
-    """
+    """Examples on their way through models, a batch at a time; out of memory, the rest is planned again at half."""
 
     def __init__(self, measurer: Measurer, sides: Sides, encoded: Sequence[Encoded], plan: Plan) -> None:
         self.measurer, self.sides, self.encoded, self.plan = measurer, sides, encoded, plan

@@ -43,11 +43,7 @@ from holdfast.records.certificate_table import Table
 
 
 class Measure(ABC):
-    """Compares the two models on prompts; `by` is its name in a record.
-
-    `noise` is the numerical noise floor in the unit of tau, 0 where there is none; `settles` says whether measuring
-    again may give something else, so that the first outcome stands.
-    """
+    """Compares two models on prompts; where it `settles`, measuring again may give something else: the first stands."""
 
     by: str
     noise = 0.0

@@ -152,10 +152,7 @@ def _prompts(
 
 
 def _stored(output: Path, claim: Claim, prompts: Prompts, book: Ledger) -> tuple[CertificateRecord, Table] | None:
-    """The certificate in the output folder, when it answers this question, for all prompts or the first of them.
-
-    It is believed where its figures follow from its table and the ledger knows of it: anyone can put a file there.
-    """
+    """The certificate that is there, where it answers this question and table and ledger bear it out."""
     path = output / FILE_NAME
     if not path.exists():
         return None

@@ -125,10 +125,7 @@ class Pair:
                 yield name, model
 
     def require_unchanged(self) -> None:
-        """Hash the files of both models again, after measuring and before anything is written.
-
-        What was measured is then what was hashed before it was loaded. A model in memory has no files.
-        """
+        """Hash the files of both models again: what was measured is then what was hashed before it was loaded."""
         require_unchanged(side.content for side in (self.before, self.after) if side.content is not None)
 
     def set_strength(self, strength: float) -> None:
@@ -184,10 +181,7 @@ def open_pair(
     tokenizer: Choice = "same", trust_remote_code: bool = False, before_revision: str | None = None,
     after_revision: str | None = None, processing_class: Any = None,
 ) -> Pair:  # fmt: skip
-    """Resolve, hash and compare two models; weights are loaded when they are first used.
-
-    Args: as of `holdfast.audit`; `tokenizer`: see `tokenizers_for`. A loaded model stays on its device.
-    """
+    """Resolve, hash and compare two models, as of `holdfast.audit`; weights are loaded when they are first used."""
     if dtype not in get_args(DType):
         what = f"dtype {dtype!r} is not supported, expected one of {', '.join(get_args(DType))}"
         raise UnsupportedError(what, remedy="use bfloat16 or float32: fp16 overflows where losses are compared")

@@ -41,10 +41,7 @@ STRENGTHS: tuple[float, ...] = tuple(tenth / 10 for tenth in range(1, 11))
 
 @dataclass(frozen=True)
 class Tested:
-    """One strength (the factor on the adapter's change of the weights), what was counted at it, and whether it passed.
-
-    `p_value` is of H0 "more than alpha regress at this strength"; `passed` is set by `fixed_sequence`.
-    """
+    """One strength (the factor on the adapter's change of the weights), its test, and whether it passed."""
 
     strength: float
     regressions: int
@@ -58,10 +55,7 @@ class Tested:
 
 
 def fixed_sequence(strengths: Sequence[float], test: Callable[[float], Tested], level: float) -> list[Tested]:
-    """Returns the tested strengths in order, the last of them the first failure unless all passed.
-
-    `test` measures one strength; it is not called after a failure.
-    """
+    """Returns the tested strengths in order; nothing is measured after the first failure."""
     finite = len(strengths) > 0 and all(math.isfinite(s) and s > 0 for s in strengths)
     if not finite or any(b <= a for a, b in itertools.pairwise(strengths)):
         what = f"strengths = {list(strengths)}, expected positive numbers in increasing order"
@@ -213,11 +207,7 @@ def _tested(strength: float, test: ShareTest) -> Tested:
 
 
 def smallest_tau(degradations: NDArray[np.float64], certifies: Callable[[float], bool]) -> float | None:
-    """Returns the smallest tau at which a test certifies; None where no finite degradation will do.
-
-    Regressions fall as tau grows, and only at the degradations themselves; so the smallest tau is one of these, and
-    bisection over them finds it for any test that one regression more never lets certify.
-    """
+    """Returns the smallest tau that certifies, one of the finite degradations, found by bisection; or None."""
     values = np.unique(degradations)
     finite = values[np.isfinite(values)].tolist()
     place = bisect_left(finite, True, key=certifies)

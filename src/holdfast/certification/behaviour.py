@@ -59,11 +59,7 @@ CLASSES = (*(str(claim.value) for claim in Claimed), UNSORTED)
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of all replies, one row a prompt: of the model before, of the same asked again, of the model after.
-
-    `cluster` numbers groups of near-duplicates; `keep` is the class that the set of each prompt keeps, where prompts of
-    several sets are asked together: a claim counts those of its own.
-    """
+    """Classes of all replies, a row a prompt; `again`: of the model before, asked twice; `keep`: what its set keeps."""
 
     ids: Sequence[str]
     cluster: NDArray[np.int64]

@@ -29,11 +29,7 @@ def p_value(regressions: int, n: int, alpha: float) -> float:
 
 
 def upper_bound(regressions: int, n: int, confidence: float = 0.95, *, parts: int = 1) -> float:
-    """Returns the Clopper-Pearson upper bound of the regressing share at level (1 - confidence) / parts.
-
-    The smallest rate of ten significant digits whose p-value is at most the level: <= alpha exactly when the test at
-    alpha certifies.
-    """
+    """Returns the Clopper-Pearson bound at (1 - confidence) / parts, ten digits: <= alpha exactly where certified."""
     return _upper_bound(*tally(regressions, n), confidence_level(confidence, parts))
 
 

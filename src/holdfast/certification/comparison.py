@@ -22,10 +22,9 @@ WEAK_SEEDS = 5  # with 4 seeds the t interval is still 1.6 sd to each side
 
 @dataclass(frozen=True)
 class PromptComparison:
-    """Violations of A and B on the same n prompts, within one seed; only_a and only_b are the discordant pairs b and c.
+    """Violations of A and B on the same n prompts, within one seed.
 
-    `lower` and `upper` are Newcombe's paired interval (his method 10) of the difference, rate of A minus rate of B,
-    `p_value` is of the exact two-sided McNemar test of "A and B violate equally often".
+    `lower` and `upper` are Newcombe's paired interval of rate A minus rate B, `p_value` is of the exact McNemar test.
     """
 
     n: int

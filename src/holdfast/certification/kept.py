@@ -55,10 +55,7 @@ class Shown(StrEnum):
 
 
 def shown(upper: float, limit: float, *, over: bool) -> Shown:
-    """The one rule by which a figure is called within its limit: its upper 95 % bound is.
-
-    `over` says whether the figure fails, which ends a command with exit code 4.
-    """
+    """The one rule by which a figure is within its limit: its upper 95 % bound is; `over`: the command ends with 4."""
     return Shown.OVER if over else Shown.WITHIN if exact(upper) <= exact(limit) else Shown.NOT_SHOWN
 
 

@@ -59,10 +59,7 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an opening asks: is it true that at most a share alpha of the prompts degrades by more than tau?
-
-    Degradations of the model `after` are measured against `before`; `settings` is what else decides them or the test.
-    """
+    """What an opening asks: does at most a share alpha degrade by more than tau? `settings`: what else decides it."""
 
     before_sha256: str
     after_sha256: str
@@ -188,10 +185,7 @@ def shared_prompts(state: State, ids: Sequence[str], texts: Texts, known: Iterab
 def _looks(
     state: State, openings: Sequence[State], ids: Sequence[str], texts: Texts, asked: set[str], shown: bool
 ) -> tuple[list[State], set[str]]:
-    """The openings that share a prompt with these, and the audits that count.
-
-    Where the claim's test is `shown` by an audit, one that asked what an opening asked (or `asked`) does not count.
-    """
+    """Openings that share a prompt, and audits that count: not those that a test `shown` by an audit was asked in."""
     looked = {entry["split"] for key in ("openings", "looks") for entry in state[key]}
     touched = {key for key in looked if shared_prompts(state, ids, texts, state["splits"][key])}
     openings = [entry for entry in openings if entry["split"] in touched]
@@ -224,9 +218,8 @@ def next_number(
 ) -> int:
     """The number of this opening among all looks at these prompts; refuses one more than declared.
 
-    An audit that asked what is claimed now, or what another opening asked, is no further look where it shows the whole
-    test (`SHOWN`). The same claim on a larger or smaller set is one: to add prompts until a claim passes is to look
-    again.
+    An audit that asked what is claimed now or was opened is no further look where it shows the whole test (`SHOWN`).
+    The same claim on a larger or smaller set is one: to add prompts until a claim passes is to look again.
     """
     openings, audits = _looks(state, others, ids, texts, {claim.look}, claim.kind in SHOWN)
     used = len(openings) + len(audits)
@@ -261,10 +254,7 @@ def continued(state: State, claim: Claim, ids: Sequence[str]) -> dict[str, Any] 
 def require_order_unseen(
     others: Sequence[State], state: State, ids: Sequence[str], before: Sequence[str], texts: Texts
 ) -> None:
-    """Refuse a sequence whose new prompts were looked at: put in order by outcome, any model would certify.
-
-    Another sequence in the same order fixed it before anything was seen.
-    """
+    """Refuse a sequence whose new prompts were looked at: put in order by outcome, any model would certify."""
     looks = [look["split"] for look in state["looks"]]
     for entry in others:
         if any(mine != theirs for mine, theirs in zip(ids, entry.get("sequence", [None]), strict=False)):

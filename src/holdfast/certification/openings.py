@@ -89,13 +89,9 @@ class Ledger:
         self, claim: Claim, ids: Sequence[str], *, declared: int | None = None, sequential: bool = False,
         texts: Texts = None, label: str | None = None,
     ) -> Opening:  # fmt: skip
-        """Enter an opening, unless this very one is there already.
+        """Enter an opening, unless this very one is there already; a `sequential` one may grow at its end.
 
-        Args:
-            ids: of the prompts; for `sequential` in the order in which they arrived.
-            declared: how often these prompts may be opened; None takes what was declared, or 1.
-            sequential: the prompts may grow at the end without a new opening.
-            label: whose opening it is, for people: the run's or output's folder.
+        `declared` is how often these prompts may be opened: None takes what was declared, or 1. `label` is for people.
         """
         ledger_state.require_writable_ledger(self.path)
         with self._changed() as state:
@@ -167,10 +163,7 @@ class Ledger:
         return bool(entry.get("outcome") == [len(outcome), sha256_lines(outcome)])
 
     def find(self, claim: str, ids: Sequence[str]) -> Opening | None:
-        """The opening of a claim (its sha256) on these prompts; None when it was never entered.
-
-        Of a sequence the prompts may be those at its start: a certificate stays true when the sequence grows.
-        """
+        """The opening of a claim (its sha256) on these prompts, or on a sequence that begins with them, or None."""
         names = self._names(ids)
         for entry in read_ledger(self.path)["openings"]:
             start = entry.get("sequence", [])[: len(ids)]

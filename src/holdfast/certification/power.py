@@ -92,10 +92,7 @@ class Design:
 
 
 def power(n: int, design: Design, true_rate: float) -> float:
-    """Returns the exact probability that n groups certify at `true_rate`; 0 when n is too small.
-
-    At a true rate above alpha it is the probability of a false certificate.
-    """
+    """Returns the exact probability that n groups certify at `true_rate`; above alpha, of a false certificate."""
     true_rate, allowed = rate("true_rate", true_rate, zero=True), design.most(n)
     return 0.0 if allowed is None else float(binomial.tail(allowed, n, true_rate))
 

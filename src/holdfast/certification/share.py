@@ -77,10 +77,7 @@ def share_test(
     failed: Sequence[bool] | NDArray[np.bool_], group: Sequence[int] | NDArray[np.int64], *, alpha: float,
     confidence: float = 0.95, parts: int = 1, drawn: str = "groups", max_weight: int | None = None,
 ) -> ShareTest:  # fmt: skip
-    """Tests "at most a share alpha regresses" on prompts measured once: whether each `failed`, and its `group`.
-
-    `parts` tests share 1 - confidence; `max_weight` is declared before the prompts were looked at.
-    """
+    """Tests "at most a share alpha regresses": per prompt `failed` and `group`; `parts` tests share delta."""
     cap = require_unit(drawn, max_weight)
     level, limit = confidence_level(confidence, parts), grid_alpha(alpha)
     sizes, bad = grouped(failed, group)
@@ -157,9 +154,8 @@ Measured: TypeAlias = tuple[Sequence[bool] | NDArray[np.bool_], Sequence[int] | 
 class CategoryVerdict:
     """One category among several that were tested together; `n` and `regressions` count units of the test.
 
-    `p_value` and the tests of `groups` and `rows` are before Holm's correction; `upper_bound` is simultaneous for all
-    categories. `needed` units without a regression certify the category whatever the others show; None where `n` is not
-    below that, and with a max_weight, where it depends on the sizes of groups.
+    `p_value` is before Holm's correction, `upper_bound` simultaneous. `needed` units without a regression certify it
+    whatever the others show, where `n` is below that and no max_weight makes it depend on sizes.
     """
 
     n: int

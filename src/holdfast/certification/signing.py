@@ -48,10 +48,7 @@ def signature_path(certificate: Path) -> Path:
 
 
 def sign(certificate: Path, key: Path) -> Path:
-    """Sign the certificate's bytes as they are in the file; returns the path of the signature.
-
-    `key` is an OpenSSH private key, ed25519. Its passphrase comes from HOLDFAST_SIGN_PASSPHRASE or from a prompt.
-    """
+    """Sign the certificate's bytes as they are with an OpenSSH ed25519 private key; returns the signature's path."""
     holder = load_private_key(key)
     signed = holder.sign(to_sign(_content(certificate), NAMESPACE))
     path = signature_path(certificate)
@@ -68,11 +65,7 @@ class Signed:
 
 
 def verify_signature(certificate: Path, key: Path) -> Signed:
-    """Check the signature beside a certificate against one public key, or against a file of allowed signers.
-
-    A CheckpointError: there is no signature, or it is damaged, of another kind, for another use, by another key, or of
-    other bytes. A ConfigError: `key` names no ed25519 public key.
-    """
+    """Check the signature beside a certificate against a public key, or against a file of allowed signers."""
     signers, path = read_signers(key), signature_path(certificate)
     signature = _read_signature(path)
     if signature.namespace != NAMESPACE:

@@ -114,10 +114,7 @@ def _compared(by: str, behaviour: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """What was measured, one row per prompt; per strength and prompt in a strength search.
-
-    `cluster` numbers groups of near-duplicates; `strength` is NaN outside a strength search.
-    """
+    """What was measured, one row a prompt (and strength, else NaN); `cluster` numbers groups of near-duplicates."""
 
     ids: Sequence[str]
     degradation: Degradations
@@ -143,11 +140,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Terms:
-    """What is asked of the rows: the constraint, the confidence and the share of it, and the unit of the test.
-
-    `unit` is of a degradation, `pool` the size of the known list that prompts were drawn from, `words` those for a
-    regression and its source where the unit's do not fit, and `claims` of one certificate share the confidence.
-    """
+    """What is asked of the rows; `words`: where the unit's do not fit; the `claims` of one certificate share delta."""
 
     kind: str
     tau: float
@@ -218,11 +211,7 @@ class Terms:
 def require_enough(
     terms: Terms, units: int, categories: Mapping[str, int] | None = None, *, sizes: Sequence[int] | None = None
 ) -> None:
-    """Refuse too few `units` of the test to certify even without a regression, naming the number needed.
-
-    `categories` has the units of each, of a certificate per category; `sizes` the prompts of each group, which a
-    max_weight depends on: without them nothing is said about it.
-    """
+    """Refuse too few `units`, in each of the `categories`; with a max_weight by the `sizes` of groups, where known."""
     if terms.kind == "sequential":  # more prompts may come
         return
     if terms.max_weight is not None:
@@ -257,10 +246,9 @@ def require_enough_rows(
     terms: Terms, labels: Sequence[int], categories: Sequence[str | None], every: Iterable[str | None] = (), *,
     counted: str = "", remedy: str = "",
 ) -> None:  # fmt: skip
-    """Refuse prompts, given by the labels of their groups, too few to certify even without a regression.
+    """Refuse prompts, given by their groups' labels, too few to certify even without a regression.
 
-    One of `every` category that has no prompt certifies nothing, and must not be left out. Where not all prompts count,
-    `counted` says which do, and `remedy` what to do for more of them.
+    One of `every` category without a prompt must not be left out. `counted`: which prompts count, where not all do.
     """
     sizes = list(Counter(labels).values())
     units = len(labels) if terms.kind == "finite_pool" or terms.drawn == "rows" else len(sizes)

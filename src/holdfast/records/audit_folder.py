@@ -236,10 +236,7 @@ def table_schema(*, judged: bool = False, units: Sequence[str] = UNITS) -> Any:
 
 
 def write_table(path: Path, parts: Iterable[Mapping[str, Any]], *, judged: bool = False) -> str:
-    """Write the table part by part and move it into place in one rename; returns the sha256 of its bytes.
-
-    A part has columns by name; one that is None or absent is null throughout.
-    """
+    """Write the table part by part, a missing column null, in one rename; returns the sha256 of its bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -116,10 +116,7 @@ def places_of(record: CertificateRecord) -> dict[str, ModelPlace]:
 
 
 def bound(record: CertificateRecord, folder: Path, places: Mapping[str, ModelPlace]) -> Bound:
-    """Whether the weights in front of us are those that a certificate speaks of.
-
-    Of a strength search, `after` is the adapter that was scaled, and the scaled one lies in the certificate's `folder`.
-    """
+    """Whether the weights in front of us (`places`) are those of the certificate, a scaled adapter included."""
     before, after = (record.bound[f"{side}_sha256"] for side in ("before", "after"))
     if before == after:
         return Bound(Binding.ITSELF, "The certificate compares a model with itself.")
@@ -151,10 +148,7 @@ class NotAtHandError(ConfigError):
 
 
 def content_at_hand(ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> str:
-    """sha256 of a model's content, of an adapter with its base; `NotAtHandError` where either is not here.
-
-    No code of the repository runs; with `trust_remote_code` it is counted.
-    """
+    """sha256 of a model's content, of an adapter with its base, code counted but not run; refused where not here."""
     from holdfast.models.content import content_of
 
     try:
