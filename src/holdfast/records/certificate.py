@@ -1,9 +1,8 @@
 """A certificate as a file: what is claimed, what was counted, and the hashes of everything it rests on.
 
-The file is canonical JSON and carries the sha256 of its own content, so that any changed byte is noticed. That binds
-the parts to one another; it is not a signature. Who can rewrite the whole file can also rewrite its hash: keep the
-sha256 that `holdfast certify` prints somewhere else and hand it to `verify --expect`, or sign the file
-(`certify --sign`) and check it with `verify --key`.
+The file is canonical JSON with the sha256 of its own content, so that any changed byte is noticed. That is no
+signature: who can rewrite the file can rewrite its hash. Keep the sha256 that `holdfast certify` prints elsewhere and
+hand it to `verify --expect`, or sign the file (`certify --sign`, `verify --key`).
 """
 
 from __future__ import annotations
