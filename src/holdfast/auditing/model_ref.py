@@ -186,12 +186,14 @@ def tokenizers_for(
             raise ConfigError(what, remedy="pass it as processing_class=")
         return processing_class
 
-    if choice in ("before", "after"):
-        chosen = load(before if choice == "before" else after)
-        return Tokenizers(_required(chosen), chosen, choice)
-    first, second = load(before), load(after)
+    first = None if choice == "after" else load(before)
+    second = None if choice == "before" else load(after)
     if first is None or second is None:
-        chosen = _required(second if first is None else first)
+        if (chosen := second if first is None else first) is None:
+            raise ConfigError(
+                "an endpoint comes without a tokenizer, and no other is named to apply the chat template with",
+                remedy="add tokenizer=FOLDER (or a hub id) to the endpoint: that of the model that is served",
+            )
         return Tokenizers(chosen, chosen, choice)
     digests = {"tokenizers": tokenizer_sha256, "chat templates": template_sha256}
     differing = [name for name, digest in digests.items() if digest(first) != digest(second)]
@@ -202,12 +204,3 @@ def tokenizers_for(
             "tokenizer=before`); for a comparison of likelihoods also `own`, with unit nll_sum",
         )
     return Tokenizers(first, second if differing else first, choice)
-
-
-def _required(tokenizer: Any) -> Any:
-    if tokenizer is None:
-        raise ConfigError(
-            "an endpoint comes without a tokenizer, and no other is named to apply the chat template with",
-            remedy="add tokenizer=FOLDER (or a hub id) to the endpoint: that of the model that is served",
-        )
-    return tokenizer
