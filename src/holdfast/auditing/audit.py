@@ -144,7 +144,7 @@ def _note_look(
     ledger: Ledger, pair: Pair, texts: Mapping[str, str], limit: ChanceConstraint, settings: Mapping[str, Any],
     options: AuditOptions,
 ) -> None:  # fmt: skip
-    """Enter the look into the ledger of these prompts; with such a judge, the look at replies too."""
+    """Enter the look into the ledger; with a judge that a certificate could be bound to, that at the replies too."""
     unseen = uuid.uuid4().hex if pair.served else ""  # an endpoint may serve another model each time: a look of its own
     asked: list[tuple[str, float, Mapping[str, Any]]] = [(limit.unit, limit.tau, settings)]
     if options.judge is not None and options.judge.revision:

@@ -28,7 +28,7 @@ from holdfast.data.sources import prompt_key, read_examples
 from holdfast.data.sources import read_prompts as prompts_alone
 from holdfast.data.split_record import RECORD_NAME, load_record
 from holdfast.data.splits import require_unseen
-from holdfast.records.certificate import KINDS, WAYS, CertificateRecord
+from holdfast.records.certificate import KINDS, UNITS, WAYS, CertificateRecord
 from holdfast.records.yaml_file import read_yaml
 from holdfast.screening.record import FIGURES, FOLDER, RECORD, load_finished
 
@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 CLAIMED = ("template", "tokenizer", "max_length", "dtype")  # settings that change a degradation
 MEASURED = frozenset({JUDGE, "replies", "log"})  # how replies were made, judged or sorted
-UNIT = {"behaviour": "refusals", "harm": "on_policy", "log": "passes"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class CertificateSpec:
 
     @property
     def unit(self) -> str:
-        return UNIT.get(self.by, str(self.constraint.unit))
+        return str(self.constraint.unit) if self.by in ("kl", "likelihood") else UNITS[self.by][0]
 
     @property
     def tau(self) -> float:
@@ -140,8 +139,7 @@ def claim_of(
 ) -> Claim:  # fmt: skip
     """The claim of an opening, before it is measured and again from the certificate: what changes D or the test.
 
-    Categories and kept classes are no part of a prompt's id: without them, sorting prompts anew would be the same
-    claim.
+    Categories and kept classes are no part of a prompt's id: sorting prompts anew would else be the same claim.
     """
     settings = {name: asked.settings[name] for name in (*CLAIMED, *(MEASURED & asked.settings.keys()))}
     settings |= {"pool": asked.pool, "drawn": asked.drawn, "max_weight": asked.max_weight}
@@ -192,8 +190,7 @@ def read_prompts(
 ) -> Prompts:  # fmt: skip
     """Read the prompts of a certificate, or take examples that came from `source`.
 
-    A `sequential` one keeps their order; where they are replied to, completions do not count, and each prompt does
-    once.
+    A `sequential` one keeps their order; where they are replied to, completions do not count, each prompt does once.
     """
     if isinstance(safety, str):
         source, given = safety, (prompts_alone if replies else read_examples)(safety, **dict(reading or {}))

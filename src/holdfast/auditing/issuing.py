@@ -175,16 +175,13 @@ def _regression_words(spec: CertificateSpec) -> list[str]:
 
 def drawn_words(terms: Terms) -> str:
     """How the prompts were drawn, which no file can prove."""
-    if terms.kind == "finite_pool":
-        return f"The prompts are a random sample without replacement from a list of {terms.pool}."
-    if terms.kind == "sequential":
-        return "The prompts arrived in an order that does not depend on how the models answer."
-    if terms.drawn == "rows":
-        return "The prompts were drawn one by one, independently; near-duplicates among them are chance."
-    return (
-        "The groups of near-duplicate prompts are independent draws from the source that the statement speaks of; a "
-        "group regresses when any of its prompts does."
-    )
+    return {
+        "finite_pool": f"The prompts are a random sample without replacement from a list of {terms.pool}.",
+        "sequential": "The prompts arrived in an order that does not depend on how the models answer.",
+        "rows": "The prompts were drawn one by one, independently; near-duplicates among them are chance.",
+        "groups": "The groups of near-duplicate prompts are independent draws from the source that the statement "
+        "speaks of; a group regresses when any of its prompts does.",
+    }[terms.kind if terms.kind in ("finite_pool", "sequential") else terms.drawn]
 
 
 def assumptions(spec: CertificateSpec, terms: Terms, sources: Sources, noise: float) -> list[str]:

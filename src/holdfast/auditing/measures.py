@@ -46,7 +46,7 @@ class Measure(ABC):
     """Compares two models on prompts; where it `settles`, measuring again may give something else: the first stands."""
 
     by: str
-    noise = 0.0
+    noise = 0.0  # the numerical noise floor, in the unit of tau
     settles = True
 
     def settings(self) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """The results of an audit on disk: of measured windows while it is unfinished, then of all, or of a training run.
 
 What a killed audit continues from is written whole or not at all, and belongs to one binding: models, data, settings
-and versions. A part's file is the sha256 of a parquet table (32 bytes), then the table: a flipped bit is found before
-Arrow sees it.
+and versions. A part's file is the sha256 of a parquet table (32 bytes), then the table: Arrow sees no flipped bit.
 """
 
 import io

@@ -2,8 +2,7 @@
 
 On a fast GPU encoding takes a quarter of the time of the forward passes. A thread does not hide it: what it holds of
 the interpreter's lock, the launching of kernels waits for. A launch, however, returns before its kernels have run, and
-in the gap until the device needs more the host encodes the same share of the next window as it has handed over of this
-one.
+in the gap until the device needs more the host encodes of the next window the share that it has handed over of this.
 """
 
 import gc

@@ -1,7 +1,6 @@
 """What a certificate tests and says: measured rows, the terms of the test, whether prompts are enough, the sentence.
 
-The sentence names exactly what was tested. Certifying and verifying both call these functions, so that what is verified
-is what was computed.
+The sentence names exactly what was tested. Certifying and verifying both call this: what is verified was computed.
 """
 
 from collections import Counter

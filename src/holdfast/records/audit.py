@@ -95,9 +95,7 @@ class Audit:
 
     @classmethod
     def load(cls, folder: str | Path) -> Audit:
-        """Read the audit of an evidence folder, every figure recomputed from its table; CheckpointError where one
-        differs.
-        """
+        """Read the audit of a folder, every figure recomputed from its table; a CheckpointError where one differs."""
         stored = believed_audit(Path(folder))
         return cls.from_json(stored.values, folder=Path(folder), table=stored.table)
 
