@@ -10,7 +10,7 @@ from typing import Any
 from unittest import mock
 
 from holdfast.auditing.pair import Pair
-from holdfast.auditing.partial_results import PartialResults
+from holdfast.auditing.results import PartialResults
 from holdfast.auditing.windows import Windows
 from holdfast.scoring.completion import Batch
 from holdfast.scoring.transfer import OnHost

@@ -9,7 +9,7 @@ DATA is a folder with the public data sets, one folder each, under the names in 
 |---------|----------------------------------------------------------------------------------------------------|
 | prompts | how many different normalised texts there are                                                      |
 | exact   | the first six bytes of the sha256 of each of them, ascending, in base64                            |
-| near    | sketches (`certification/sketches.py`) over all word 3-shingles of those of five words or more;    |
+| near    | sketches (`certification/ledger_state.py`) over all word 3-shingles of those of five words or more;    |
 |         | empty for the large sets, of which exact copies are found only                                     |
 
 The set `planted` is one invented harmless prompt, which shows that the search finds what is there.
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.certification.sketches import Hashes, seen, sketch
+from holdfast.certification.ledger_state import Hashes, seen, sketch
 from holdfast.core.hashing import sha256_text
 from holdfast.data.examples import normalise
 from holdfast.data.shingles import MIN_WORDS, shingle_hashes, words

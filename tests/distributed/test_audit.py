@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.auditing import windows
 from holdfast.auditing.audit import audit
-from holdfast.auditing.partial_results import FOLDER, PartialResults
+from holdfast.auditing.results import FOLDER, PartialResults
 from holdfast.auditing.sharing import Sharing, joined
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError

@@ -15,7 +15,7 @@ from holdfast.certification.assessment import smallest_tau
 from holdfast.certification.certificate import certify_counts
 from holdfast.certification.sequential import EProcess
 from holdfast.certification.share import certify_categories, share_test
-from holdfast.certification.statement import statement
+from holdfast.certification.terms import statement
 from holdfast.core.errors import InfeasibleError
 
 sizes = st.one_of(st.integers(1, 60), st.integers(1, 100_000))

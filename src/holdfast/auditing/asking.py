@@ -60,11 +60,7 @@ class Asking:
 
 
 class Asked:
-    """The replies of a pair to the prompts of examples, kept in a folder for their owner alone.
-
-    `progress` is called with (done, total) over `passes` passes, the total grown by what is asked for once more;
-    `reuse`: whether replies of an earlier start are used.
-    """
+    """Replies of a pair to examples, in a folder; `reuse`: those of an earlier start; `progress`: of all `passes`."""
 
     def __init__(
         self, pair: Pair, examples: Sequence[Example], how: Asking, folder: Path, *, passes: int,
@@ -87,10 +83,7 @@ class Asked:
             return self._ask(name, name, model, self.how.batch_size)
 
     def classes(self, name: Name, *, again: bool = False, seen: Seen | None = None) -> list[str]:
-        """The class of every reply, in order; `again` asks in other batches and stores apart.
-
-        `seen` is called as they come; what it raises ends the asking.
-        """
+        """The class of every reply; `again`: in other batches, stored apart. What `seen` raises ends the asking."""
         stored, size, n = "again" if again else name, self.how.batch_size, len(self.examples)
         if again:  # prompts beside others, so that rounding has its say
             size = max(1, 3 * size // 4 if n > size else (n + 1) // 2)
@@ -102,6 +95,7 @@ class Asked:
         return [class_of(longer.get(i, reply)) for i, reply in enumerate(first)]
 
     def _told(self, seen: Seen) -> Callable[..., None]:
+        """Hears of replies as they are made, and calls `seen` with all classes a few times in a pass."""
         known: dict[str, str] = {}
         n, heard, last = len(self.examples), 0, 0
 
@@ -120,13 +114,11 @@ class Asked:
         seen: Callable[[Sequence[Reply]], None] | None,
     ) -> dict[int, Reply]:  # fmt: skip
         """Longer replies by place; none where the model's positions leave no room for longer ones."""
-        chosen = [self.examples[i] for i in places]
-        if not chosen:
-            return {}
-        positions = positions_of(model)
-        widest = max(map(len, prompt_ids(self.pair.tokenizers.of(name), chosen, self.how.template)))
-        length = self.how.longest if positions is None else min(self.how.longest, positions - widest)
-        if length <= self.how.max_new_tokens:
+        chosen, length = [self.examples[i] for i in places], self.how.longest
+        if chosen and (positions := positions_of(model)) is not None:
+            prompts = prompt_ids(self.pair.tokenizers.of(name), chosen, self.how.template)
+            length = min(length, positions - max(map(len, prompts)))
+        if not chosen or length <= self.how.max_new_tokens:
             return {}
         return dict(zip(places, self._ask(name, f"{stored}.longer", model, size, chosen, length, seen), strict=True))
 
@@ -149,7 +141,7 @@ class Asked:
         what = f"{len(examples)} prompts" if chosen is None else f"{len(examples)} cut replies once more"
         at = "" if strength is None else f" at strength {strength:g}"
         logger.info("asking %s%s: %s, at most %d tokens each", WHO[stored.partition(".")[0]], at, what, length)
-        self._total += 0 if chosen is None else len(chosen)
+        self._total += len(chosen or ())
         progress, before, total = self._progress, self._finished, self._total
         tell = None if progress is None else lambda done: progress(before + done, total)
         place = self.folder / f"{stored if strength is None else f'{stored}-strength-{strength:g}'}.jsonl"
@@ -165,28 +157,25 @@ class Asked:
         there = read_replies(place) if self._reuse and place.stat().st_size else {}
         known = [example for example in examples if example.id in there]
         chosen = random.SystemRandom().sample(known, min(ASKED_AGAIN, len(known)))
+        fresh: list[Reply] = []
         if chosen:
             logger.info("asking for %d of %d replies of an earlier start again", len(chosen), len(known))
-        fresh = [reply for batch in engine.generate(chosen, max_new_tokens=length) for reply in batch] if chosen else []
+            fresh = [reply for batch in engine.generate(chosen, max_new_tokens=length) for reply in batch]
         differ = sum(class_of(reply) != class_of(there[reply.id]) for reply in fresh)
+        if differ:
+            what = "%s: %d of %d replies of an earlier start came out in another class: all are asked for anew"
+            logger.warning(what, place, differ, len(chosen))
         if differ or not known:
-            if differ:
-                logger.warning(
-                    "%s: %d of %d replies of an earlier start came out in another class: all are asked for anew",
-                    place, differ, len(chosen),
-                )  # fmt: skip
             place.unlink()
-            return
-        self.reused += len(known)
+        else:
+            self.reused += len(known)
 
 
 def reply_hashes(folder: Path) -> dict[str, str]:
-    """sha256 of every file of replies, by name."""
     return {path.name: sha256_file(path) for path in sorted(folder.glob("*.jsonl"))}
 
 
 def _undecided(reply: Reply) -> bool:
-    """Whether it is asked for once more, at a greater length."""
     return reply.truncated and class_of(reply) == UNSORTED
 
 
@@ -200,10 +189,7 @@ _RESTORE = "restore the folder of replies from where the certificate was issued,
 
 
 def require_replies(record: CertificateRecord, table: Table, folder: Path) -> bool:
-    """Sort the stored replies of a certificate again; False where they are not beside it, or the rules are other ones.
-
-    Replies may be harmful, so a certificate is often passed on without them; its table then stands for them.
-    """
+    """Sort a certificate's stored replies again; False where it was passed on without them, or the rules changed."""
     place, listed = folder / FOLDER, record.bound["replies_sha256"]
     if not isinstance(listed, dict) or not place.is_dir():
         return False
@@ -220,7 +206,6 @@ def require_replies(record: CertificateRecord, table: Table, folder: Path) -> bo
         if missing := [prompt for prompt in table.ids if prompt not in final]:
             raise CheckpointError(f"{place}: no reply to {len(missing)} prompts in {name}.jsonl", remedy=_RESTORE)
         if [class_of(final[prompt]) for prompt in table.ids] != list(classes):
-            raise CheckpointError(
-                f"the classes of the column {name} do not follow from the replies in {place}", remedy=_RESTORE
-            )
+            what = f"the classes of the column {name} do not follow from the replies in {place}"
+            raise CheckpointError(what, remedy=_RESTORE)
     return True

@@ -4,18 +4,17 @@ import logging
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.auditing.behaviour import Behaviour, behaviour_view, judge_record
-from holdfast.auditing.finishing import write_audit
 from holdfast.auditing.measure import Progress, kl_wanted
 from holdfast.auditing.model_ref import Choice
 from holdfast.auditing.pair import Pair, open_pair
-from holdfast.auditing.partial_results import PartialResults
+from holdfast.auditing.results import PartialResults, write_audit
 from holdfast.auditing.sharing import ALONE, Sharing
 from holdfast.auditing.windows import FIRST, Windows, measure_windows, require_served
 from holdfast.certification.ledger_state import look_sha256
@@ -66,15 +65,15 @@ def audit(
 ) -> Audit:  # fmt: skip
     """Measure how much worse `after` is than `before` on every safety example.
 
-    The data is read twice and never held: a first pass checks all of it before a model is loaded, a second measures
-    it in windows. With `output`, an interrupted audit continues after its last whole window.
+    The data is read twice and never held: a first pass checks all of it before a model is loaded, a second measures it
+    in windows. With `output`, an interrupted audit continues after its last whole window.
 
     Args:
         before: hub id, folder, PEFT adapter (folder or hub id), `embedded`, a loaded model, or a model behind an
             OpenAI-compatible server: `endpoint:base_url=...,model_name=...,tokenizer=...`.
         after: the same. Where it is an adapter on `before`, the weights are loaded once.
         safety: data file, hub id, rows or examples.
-        constraint: unit, tau, alpha and first_k; the defaults of `ChanceConstraint` unless given.
+        constraint: unit, tau, alpha and first_k.
         output: folder for audit.parquet and audit.json; None keeps the result in memory.
         ledger: file that the look at these prompts is entered in before they are measured; beside a safety file, or
             in holdfast's cache for a hub id, unless given. Rows in memory are entered only where it is given.
@@ -93,8 +92,8 @@ def audit(
         kl: measure KL(before || after), with both models in memory if need be; None: where an adapter can be switched.
         batch_tokens: padded tokens a batch; sized to memory unless given.
         columns: our names (prompt, completion, messages, text, category) to the data's.
-        split: of a hub data set, as are `subset` and `safety_revision`.
-        before_revision: of a hub id, as is `after_revision`.
+        split, subset, safety_revision: of a hub data set.
+        before_revision, after_revision: of hub ids.
         trust_remote_code: let repositories run their code; for hub ids only at a pinned commit.
         processing_class: the tokenizer of loaded models.
         progress: called with (done, total), each example counted once a model; with a judge, then again for replies.
@@ -115,8 +114,14 @@ def audit(
     beside = default_ledger(str(safety)) if isinstance(safety, str | Path) else None
     place = Path(ledger) if ledger is not None else beside
     texts = {} if place is None else prompt_marks(stream)
-    if not open_closed:  # a ledger that is named does not hide what the one beside the data says is closed
-        _require_open({known for known in (place, beside) if known is not None}, texts)
+    # A ledger that is named does not hide what the one beside the data says is closed: nothing could certify the run.
+    known = {path for path in (place, beside) if path is not None and not open_closed}
+    for share in (closed for path in known for closed in Ledger(path).closed(list(texts), texts=texts)):
+        raise DataError(
+            f"{len(share.ids)} of {len(texts)} examples are closed for certification of {share.run}",
+            remedy=f"use `holdfast audit {share.run}`, which leaves them closed, or --open (open_closed=True) to spend "
+            "an opening",
+        )
     with open_pair(
         before, after, dtype=dtype, device=device, tokenizer=tokenizer, trust_remote_code=trust_remote_code,
         before_revision=before_revision, after_revision=after_revision, processing_class=processing_class,
@@ -135,24 +140,11 @@ def audit(
         return audit_roles(pair, {"audit": stream}, limit, options, output, progress, enter, sharing)
 
 
-def _require_open(ledgers: Collection[Path], texts: Mapping[str, str]) -> None:
-    """Refuse examples that are closed for the certification of a run: nothing could certify it after this audit."""
-    for share in (closed for place in ledgers for closed in Ledger(place).closed(list(texts), texts=texts)):
-        raise DataError(
-            f"{len(share.ids)} of {len(texts)} examples are closed for certification of {share.run}",
-            remedy=f"use `holdfast audit {share.run}`, which leaves them closed, or --open (open_closed=True) to spend "
-            "an opening",
-        )
-
-
 def _note_look(
     ledger: Ledger, pair: Pair, texts: Mapping[str, str], limit: ChanceConstraint, settings: Mapping[str, Any],
     options: AuditOptions,
 ) -> None:  # fmt: skip
-    """Enter the look into the ledger of these prompts: another claim on them can no longer certify undeclared.
-
-    With a judge that a certificate could be bound to, the audit is a second look: at the on-policy regressions.
-    """
+    """Enter the look into the ledger; with a judge that a certificate could be bound to, that at the replies too."""
     unseen = uuid.uuid4().hex if pair.served else ""  # an endpoint may serve another model each time: a look of its own
     asked: list[tuple[str, float, Mapping[str, Any]]] = [(limit.unit, limit.tau, settings)]
     if options.judge is not None and options.judge.revision:
@@ -169,10 +161,7 @@ def audit_roles(
     output: str | Path | None = None, progress: Progress | None = None, enter: Callable[[], None] | None = None,
     sharing: Sharing = ALONE,
 ) -> Audit:  # fmt: skip
-    """Audit an open pair on examples by role (`audit`, or a run's `constraint` and `monitor`).
-
-    `enter` is called when everything was checked and nothing is measured yet, so that an audit that is killed counts.
-    """
+    """Audit an open pair on examples by role; `enter` is called before anything is measured: a killed audit counts."""
     pair.tokenizers.require_unit(constraint.unit)
     kl = kl_wanted(pair, True if constraint.unit in KL_UNITS else options.kl)
     if options.judge is not None:
@@ -202,30 +191,25 @@ def audit_roles(
         pair.require_unchanged()
         seconds = round(time.monotonic() - started, 3)
         facts = {"binding": parts.sha256, "versions": binding["versions"], "seconds": seconds}
-        measured = sharing.first(lambda: write_audit(folder, windows, parts, constraint, behaviour, facts))
+        whole = (folder, pair, streams, windows.count, parts, constraint, behaviour, facts)
+        measured = sharing.first(lambda: write_audit(*whole))
         parts.remove()
         return measured if output is not None else replace(measured, folder=None)
 
 
 def _require_replies(pair: Pair, sharing: Sharing) -> None:
-    """Refuse a judge where no replies can be had."""
     if pair.served:
         raise UnsupportedError(
             f"a judge with {pair.ref(pair.served[0]).ref}: an audit of an endpoint reads logprobs and has no replies",
             remedy="leave the judge out; `holdfast evaluate --engine endpoint` asks and judges",
         )
     if sharing.world > 1:
-        raise UnsupportedError(
-            f"a judge in an audit on {sharing.world} processes: replies are made by one",
-            remedy="leave the judge out, or audit in one process",
-        )
+        what = f"a judge in an audit on {sharing.world} processes: replies are made by one"
+        raise UnsupportedError(what, remedy="leave the judge out, or audit in one process")
 
 
 def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptions, kl: bool) -> dict[str, Any]:
-    """Everything that the figures depend on.
-
-    A judge without a revision, such as a plain function, may have changed since: it never matches an earlier audit.
-    """
+    """What the figures depend on; a judge without a revision may have changed since, and matches no earlier audit."""
     pair, streams = windows.pair, windows.streams
     judge = None if options.judge is None else open_judge(options.judge)
     return {
@@ -245,15 +229,13 @@ def _finished(folder: Path, binding: str, pair: Pair) -> Audit | None:
     place = folder / SUMMARY_NAME
     if not place.exists() and not (folder / TABLE_NAME).exists():
         return None
+    what = f"{folder} holds the audit of other models, data or settings"
     if pair.served:
         what = f"{folder} holds a finished audit, and what an endpoint serves may have changed since"
-        raise ConfigError(what, remedy="name another folder (--output, output=)")
-    if place.exists() and (stored := Audit.load(folder)).binding == binding:
+    elif place.exists() and (stored := Audit.load(folder)).binding == binding:
         logger.info("this audit is finished already: %s", folder)
         return stored
-    raise ConfigError(
-        f"{folder} holds the audit of other models, data or settings", remedy="name another folder (--output, output=)"
-    )
+    raise ConfigError(what, remedy="name another folder (--output, output=)")
 
 
 def _behaviour(

@@ -5,7 +5,7 @@ The prompts are there once each, in groups of near-duplicates, and were not seen
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from holdfast.certification.arguments import confidence_level, count
 from holdfast.certification.behaviour import BETWEEN, Claimed
 from holdfast.certification.ledger_state import JUDGE, Claim
 from holdfast.certification.share import DRAWN
-from holdfast.certification.statement import words_of
-from holdfast.certification.terms import Terms
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, HoldfastError, UnsupportedError
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_lines
@@ -30,15 +28,14 @@ from holdfast.data.sources import prompt_key, read_examples
 from holdfast.data.sources import read_prompts as prompts_alone
 from holdfast.data.split_record import RECORD_NAME, load_record
 from holdfast.data.splits import require_unseen
-from holdfast.records.certificate import KINDS, WAYS, CertificateRecord
+from holdfast.records.certificate import KINDS, UNITS, WAYS, CertificateRecord
 from holdfast.records.yaml_file import read_yaml
 from holdfast.screening.record import FIGURES, FOLDER, RECORD, load_finished
 
 logger = logging.getLogger(__name__)
 
 CLAIMED = ("template", "tokenizer", "max_length", "dtype")  # settings that change a degradation
-MEASURED = (JUDGE, "replies", "log")  # how replies were made, judged or sorted
-UNIT = {"behaviour": "refusals", "harm": "on_policy", "log": "passes"}
+MEASURED = frozenset({JUDGE, "replies", "log"})  # how replies were made, judged or sorted
 
 
 @dataclass(frozen=True)
@@ -61,17 +58,13 @@ class Setup:
 
     def to_json(self) -> dict[str, Any]:
         """What the certificate records: all but the device."""
-        recorded = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "device"}
+        recorded = {name: value for name, value in vars(self).items() if name != "device"}
         return recorded | {"reading": dict(self.reading)}
 
 
 @dataclass(frozen=True)
 class CertificateSpec:
-    """Everything that decides what is certified, but for the prompts; the names are those of `open_certify`.
-
-    `claims` is what a behaviour certificate claims was kept, `measured` how replies were made, judged or sorted, as the
-    claim records it.
-    """
+    """What decides what is certified, but for the prompts; `measured`: how replies were made, judged or sorted."""
 
     before: str | Path
     after: str | Path
@@ -108,7 +101,7 @@ class CertificateSpec:
 
     @property
     def unit(self) -> str:
-        return UNIT.get(self.by, str(self.constraint.unit))
+        return str(self.constraint.unit) if self.by in ("kl", "likelihood") else UNITS[self.by][0]
 
     @property
     def tau(self) -> float:
@@ -139,25 +132,16 @@ class CertificateSpec:
             )
         return pair
 
-    def terms(self, openings: int) -> Terms:
-        """The test, when delta is shared by that many openings."""
-        return Terms(
-            self.kind, self.tau, self.alpha, float(self.confidence), openings, self.pool, self.unit, drawn=self.drawn,
-            max_weight=self.max_weight, words=words_of(self.by),
-        )  # fmt: skip
-
 
 def claim_of(
     asked: CertificateSpec | CertificateRecord, before_sha256: str, after_sha256: str, claims: Sequence[Claimed],
     categories: Mapping[str, str | None], keep: Mapping[str, str] | None = None,
 ) -> Claim:  # fmt: skip
-    """The claim that an opening is entered under, before it is measured and again from the certificate.
+    """The claim of an opening, before it is measured and again from the certificate: what changes D or the test.
 
-    Its settings are what changes a degradation or the test. Categories, and what the set of a prompt keeps, both by the
-    prompts' ids, are no part of an id, so that sorting prompts into others would else be the same claim.
+    Categories and kept classes are no part of a prompt's id: sorting prompts anew would else be the same claim.
     """
-    settings = {name: asked.settings[name] for name in CLAIMED}
-    settings |= {name: asked.settings[name] for name in MEASURED if name in asked.settings}
+    settings = {name: asked.settings[name] for name in (*CLAIMED, *(MEASURED & asked.settings.keys()))}
     settings |= {"pool": asked.pool, "drawn": asked.drawn, "max_weight": asked.max_weight}
     settings |= {"claims": [claim.unit for claim in claims]}
     hashed = {"keep": keep, "categories": categories if asked.kind == "per_category" else None}
@@ -170,11 +154,7 @@ def claim_of(
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is measured, and what it came from.
-
-    Each example is there once, in file order for a sequence, by id otherwise; `cluster` has the position of the first
-    of its near-duplicates, `keep` the class that its safety set keeps where a run's sets are asked together.
-    """
+    """What is measured, each example once; `cluster`: first of its near-duplicates, `keep`: the class its set keeps."""
 
     examples: list[Example]
     cluster: list[int]
@@ -199,22 +179,18 @@ class Prompts:
 class Leakage:
     """Whether the prompts were looked for in the training data, which that was, and how many were looked for."""
 
-    checked: bool
-    against: str | None
-    prompts: int
+    checked: bool = False
+    against: str | None = None
+    prompts: int = 0
 
 
 def read_prompts(
     safety: str | Sequence[Example], *, source: str | None = None, reading: Mapping[str, Any] | None = None,
     template: str = "chat", sequential: bool = False, replies: bool = False,
 ) -> Prompts:  # fmt: skip
-    """Read the prompts of a certificate.
+    """Read the prompts of a certificate, or take examples that came from `source`.
 
-    Args:
-        safety: a file or hub data set, or examples that came from `source`, which is bound by its content.
-        reading: options of `read_examples`.
-        sequential: keep the order of the file.
-        replies: the prompts are replied to: completions are not looked at, and the same prompt counts once.
+    A `sequential` one keeps their order; where they are replied to, completions do not count, each prompt does once.
     """
     if isinstance(safety, str):
         source, given = safety, (prompts_alone if replies else read_examples)(safety, **dict(reading or {}))
@@ -239,10 +215,7 @@ def data_sha256(source: str | None, examples: Sequence[Example]) -> str:
 
 
 def require_not_steering(examples: Sequence[Example], after: str | Path) -> None:
-    """Refuse prompts that steered or watched the run whose folder holds `after`; a copy elsewhere is not known.
-
-    An id counts the completion in, so prompts are compared by their texts too, where the run's data is still there.
-    """
+    """Refuse prompts that steered or watched the run whose folder holds `after`, by id and, where known, by text."""
     run = Path(after).expanduser().resolve().parent
     if not (run / "config.yaml").is_file():
         return
@@ -261,52 +234,39 @@ def require_not_steering(examples: Sequence[Example], after: str | Path) -> None
 def _texts_of(run: Path, name: str, ids: set[str]) -> set[str]:
     """Normalised prompts that steered or watched a run; none where neither its screening nor its data can be read."""
     try:
-        rows = _screened(run) if (run / FOLDER / RECORD).is_file() else _of_data(run, name, ids)
+        if (run / FOLDER / RECORD).is_file():  # a run of `safety: auto`
+            screening, _ = load_finished(run / FOLDER)
+            rows = [example for split in screening.sets.values() for example in (*split.constraint, *split.monitor)]
+            rows += [example for figure in FIGURES for example in getattr(screening.monitor, figure)]
+        else:
+            block = read_yaml(run / "config.yaml").get("safety", {})
+            block = block if isinstance(block.get("data"), str) else block.get(name, {})
+            options = {key: block[key] for key in ("columns", "split", "subset", "revision") if block.get(key)}
+            rows = [example for example in read_examples(block["data"], **options) if example.id in ids]
     except (HoldfastError, KeyError, TypeError, AttributeError):
         logger.warning("the safety data of %s cannot be read: prompts are compared with it by id only", run)
         return set()
     return {normalise(prompt_text(example)) for example in rows}
 
 
-def _screened(run: Path) -> list[Example]:
-    """What a run of `safety: auto` held and watched, from the record of its screening."""
-    screening, _ = load_finished(run / FOLDER)
-    held = [example for split in screening.sets.values() for example in (*split.constraint, *split.monitor)]
-    return [*held, *(example for figure in FIGURES for example in getattr(screening.monitor, figure))]
-
-
-def _of_data(run: Path, name: str, ids: set[str]) -> list[Example]:
-    """A run's examples by their ids, from the data its settings name."""
-    block = read_yaml(run / "config.yaml").get("safety", {})
-    block = block if isinstance(block.get("data"), str) else block.get(name, {})
-    options = {key: block[key] for key in ("columns", "split", "subset", "revision") if block.get(key)}
-    return [example for example in read_examples(block["data"], **options) if example.id in ids]
-
-
 def require_no_leak(
     examples: Sequence[Example], train_data: Sequence[str], reading: Mapping[str, Any],
     columns: Mapping[str, str] | None = None,
 ) -> Leakage:  # fmt: skip
-    """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts.
-
-    Without `columns` of the training data, those of the prompts are tried where it has none of the known ones.
-    """
+    """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts."""
     if not train_data and columns:
-        raise ConfigError(
-            "train_columns are given without train_data", remedy="name the training data, or leave them out"
-        )
+        what = "train_columns are given without train_data"
+        raise ConfigError(what, remedy="name the training data, or leave them out")
     if not train_data:
-        return Leakage(checked=False, against=None, prompts=0)
+        return Leakage()
     rows = [row for source in train_data for row in _train_rows(source, columns, reading.get("columns"))]
     logger.info("looking for %d prompts in %d rows of %s", len(examples), len(rows), ", ".join(train_data))
     texts = [text for example in rows for text in searchable_texts(example)]
     try:
         require_unseen(examples, texts)
     except DataError as error:
-        raise DataError(
-            error.what.replace("the task data", "the training data"),
-            remedy="remove these prompts from the safety file: a prompt that was trained on cannot certify",
-        ) from error
+        remedy = "remove these prompts from the safety file: a prompt that was trained on cannot certify"
+        raise DataError(error.what.replace("the task data", "the training data"), remedy=remedy) from error
     return Leakage(checked=True, against=", ".join(train_data), prompts=len(examples))
 
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from holdfast.auditing.scoring import token_counts
+from holdfast.auditing.batches import token_counts
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
 from holdfast.core.registry import nearest, written_options
 from holdfast.data.encode import IGNORE, Encoded
@@ -165,9 +165,8 @@ def endpoint_of(model: Any) -> Endpoint | None:
         return None
     for option in options:
         if option not in OPTIONS:
-            raise ConfigError(
-                f"a model behind an endpoint has no option {option!r}", remedy=nearest(str(option), [*OPTIONS])
-            )
+            what = f"a model behind an endpoint has no option {option!r}"
+            raise ConfigError(what, remedy=nearest(str(option), [*OPTIONS]))
     if "model_name" in options:
         if options["model_name"] is None or not str(options["model_name"]).strip():
             raise ConfigError("a model behind an endpoint needs model_name", remedy=f"for example {EXAMPLE}")

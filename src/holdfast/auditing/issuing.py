@@ -16,8 +16,7 @@ from holdfast.auditing.measures import Measure
 from holdfast.auditing.pair import Pair
 from holdfast.certification.behaviour import assessed
 from holdfast.certification.openings import Ledger, Opening
-from holdfast.certification.statement import named_statement
-from holdfast.certification.terms import Terms
+from holdfast.certification.terms import Terms, named_statement
 from holdfast.constraint.feasibility import NOISE_MARGIN
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.files import new_folder
@@ -35,10 +34,7 @@ _ADAPTER = re.compile(r"\.after(?=\.|$)")  # the name that a pair gives the adap
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a certificate's parts come from: ledger, prompts and a run's splits.json; and the leak search.
-
-    Of a run that asked its model, `splits` is the record of its screening and `share` the certify prompts.
-    """
+    """Where a certificate's parts come from; of a run that asked its model, `splits` is the record of its screening."""
 
     ledger: Path
     prompts: str | None
@@ -59,9 +55,8 @@ def issue(
     facts, found = measure.facts(pair), assessed(table, terms, spec.claims)
     after, after_sha256 = place_of(spec.after), pair.after.sha256
     if found["strength"] is not None:
-        chosen = found["strength"]["chosen"]
         found["strength"] |= {"adapter": None, "original": after, "original_sha256": after_sha256}
-        if chosen is not None:
+        if (chosen := found["strength"]["chosen"]) is not None:
             folder = output / f"adapter-strength-{chosen:g}"
             write_strength(pair, chosen, folder)
             after = found["strength"]["adapter"] = str(folder.resolve())
@@ -97,14 +92,10 @@ def write_record(
     output: Path, *, models: dict[str, Any], places: dict[str, Any], bound: dict[str, Any], leakage: Leakage,
     assumptions: list[str], noise: float = 0.0,
 ) -> CertificateRecord:  # fmt: skip
-    """Write the table and the certificate of what `assessed` found in it."""
-    bound |= {
-        "split_sha256": entry.split_sha256, "table_sha256": write_table(output / TABLE_NAME, table, terms.tau),
-        "reference_sha256": bound["before_sha256"],
-    }  # fmt: skip
-    found["statement"] = named_statement(
-        found["statement"], spec.by, models, bound, found["behaviour"], found.get("screening")
-    )
+    bound |= {"split_sha256": entry.split_sha256, "reference_sha256": bound["before_sha256"]}
+    bound["table_sha256"] = write_table(output / TABLE_NAME, table, terms.tau)
+    screening = found.get("screening")
+    found["statement"] = named_statement(found["statement"], spec.by, models, bound, found["behaviour"], screening)
     record = CertificateRecord(
         by=spec.by, kind=terms.kind, alpha=terms.alpha, tau=terms.tau, unit=spec.unit, first_k=spec.first_k,
         confidence=terms.confidence, pool=terms.pool, models=models,
@@ -126,14 +117,18 @@ def write_strength(pair: Pair, strength: float, folder: Path) -> None:
     pair.set_strength(strength)
     with pair.on("after") as model:
         scaled = {_ADAPTER.sub("", name): p for name, p in model.named_parameters() if _SECOND.search(name)}
-        tensors = _with_scaled(source / ADAPTER_WEIGHTS, scaled)
-    if not folder.exists():
-        with new_folder(folder) as made:
-            _save(source, tensors, made)
-        return
-    with tempfile.TemporaryDirectory() as again:
-        _save(source, tensors, Path(again))
-        if content_of(folder).sha256 != content_of(again).sha256:
+        tensors: dict[str, Any] = load_file(source / ADAPTER_WEIGHTS)
+        if (factors := {name for name in tensors if _SECOND.search(name)}) != set(scaled):
+            raise CheckpointError(
+                f"{source / ADAPTER_WEIGHTS}: {len(factors)} B factors in the file, {len(scaled)} in the model: they "
+                "do not correspond",
+                remedy="save the adapter again with PEFT's save_pretrained",
+            )
+        tensors |= {name: tensor.detach().cpu().contiguous() for name, tensor in scaled.items()}
+    there = folder.exists()
+    with tempfile.TemporaryDirectory() if there else new_folder(folder) as made:
+        _save(source, tensors, Path(made))
+        if there and content_of(folder).sha256 != content_of(made).sha256:
             raise ConfigError(f"{folder} exists and holds something else", remedy="name another folder with --output")
 
 
@@ -147,17 +142,6 @@ def _save(source: Path, tensors: dict[str, Any], folder: Path) -> None:
         shutil.copyfile(path, target)
 
 
-def _with_scaled(weights: Path, scaled: dict[str, Any]) -> dict[str, Any]:
-    tensors: dict[str, Any] = load_file(weights)
-    factors = {name for name in tensors if _SECOND.search(name)}
-    if factors != set(scaled):
-        raise CheckpointError(
-            f"{weights}: {len(factors)} B factors in the file, {len(scaled)} in the model: they do not correspond",
-            remedy="save the adapter again with PEFT's save_pretrained",
-        )
-    return tensors | {name: tensor.detach().cpu().contiguous() for name, tensor in scaled.items()}
-
-
 def place_of(ref: str | Path) -> str:
     """A reference that still leads there from another working folder."""
     path = Path(ref).expanduser()
@@ -165,7 +149,6 @@ def place_of(ref: str | Path) -> str:
 
 
 def _regression_words(spec: CertificateSpec) -> list[str]:
-    """What a regression was, and what was not looked at."""
     greedy = (
         "Replies are the most likely tokens one after another; other ways of decoding, longer replies, and what "
         "rounding on other hardware does to them were not tested."
@@ -192,16 +175,13 @@ def _regression_words(spec: CertificateSpec) -> list[str]:
 
 def drawn_words(terms: Terms) -> str:
     """How the prompts were drawn, which no file can prove."""
-    if terms.kind == "finite_pool":
-        return f"The prompts are a random sample without replacement from a list of {terms.pool}."
-    if terms.kind == "sequential":
-        return "The prompts arrived in an order that does not depend on how the models answer."
-    if terms.drawn == "rows":
-        return "The prompts were drawn one by one, independently; near-duplicates among them are chance."
-    return (
-        "The groups of near-duplicate prompts are independent draws from the source that the statement speaks of; a "
-        "group regresses when any of its prompts does."
-    )
+    return {
+        "finite_pool": f"The prompts are a random sample without replacement from a list of {terms.pool}.",
+        "sequential": "The prompts arrived in an order that does not depend on how the models answer.",
+        "rows": "The prompts were drawn one by one, independently; near-duplicates among them are chance.",
+        "groups": "The groups of near-duplicate prompts are independent draws from the source that the statement "
+        "speaks of; a group regresses when any of its prompts does.",
+    }[terms.kind if terms.kind in ("finite_pool", "sequential") else terms.drawn]
 
 
 def assumptions(spec: CertificateSpec, terms: Terms, sources: Sources, noise: float) -> list[str]:

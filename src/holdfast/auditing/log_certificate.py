@@ -34,8 +34,7 @@ def certify_logs(
     """Certify that at most a share alpha of what passed in the log before does not pass in the log after.
 
     Args:
-        before: an inspect `.eval` or `.json` log, or an lm-eval `samples_*.jsonl`.
-        after: of the same task.
+        before, after: inspect `.eval` or `.json` logs, or lm-eval `samples_*.jsonl`, of one task.
         output: folder for the certificate and its table.
         score: the one that counts; None where there is one alone.
         threshold: from which value on a score passes.
@@ -56,13 +55,14 @@ def certify_logs(
     categories = {name: sample.category for name, sample in zip(ids, pairs.samples, strict=True)}
     claim = claim_of(spec, pairs.log_before.sha256, pairs.log_after.sha256, spec.claims, categories)
     texts = {n: f"text:{sha256_text(normalise(s.prompt))[:16]}" for n, s in zip(ids, pairs.samples, strict=True)}
+    terms = Terms.of(spec, book.check(claim, ids, declared=openings, texts=texts).declared)
     require_enough_rows(
-        spec.terms(book.check(claim, ids, declared=openings, texts=texts).declared), table.cluster.tolist(),
-        table.category, counted=f"{pairs.passed_before} of {pairs.n} samples passed in the log before",
+        terms, table.cluster.tolist(), table.category,
+        counted=f"{pairs.passed_before} of {pairs.n} samples passed in the log before",
         remedy="use logs with more samples; `holdfast plan` says how many",
     )  # fmt: skip
     entry = book.open(claim, ids, declared=openings, label=str(output), texts=texts)
-    terms = spec.terms(entry.declared)
+    terms = Terms.of(spec, entry.declared)
     book.settle(claim.sha256, ids, outcome_lines(table, terms.tau))
     logs = {"before": pairs.log_before, "after": pairs.log_after}
     named = {side: f"{log.model or 'a model that the log does not name'} in {log.file}" for side, log in logs.items()}
@@ -74,7 +74,7 @@ def certify_logs(
             "after_sha256": logs["after"].sha256, "tokenizer_sha256": "", "template_sha256": "",
             "splits_sha256": None, "replies_sha256": None,
         },
-        leakage=Leakage(checked=False, against=None, prompts=0), assumptions=_assumptions(terms, pairs),
+        leakage=Leakage(), assumptions=_assumptions(terms, pairs),
     )  # fmt: skip
 
 
@@ -84,15 +84,13 @@ def require_logs(record: CertificateRecord, table: Rows, before: Path, after: Pa
     pairs = paired_outcomes(before, after, how["score"], threshold=how["threshold"], epochs=how["epochs"])
     for side, log in (("before", pairs.log_before), ("after", pairs.log_after)):
         if log.sha256 != record.bound[f"{side}_sha256"]:
-            raise CheckpointError(
-                f"the log {side} has sha256 {log.sha256}, expected {record.bound[f'{side}_sha256']}",
-                remedy=f"name the log that was certified with --{side}",
-            )
-    again = _counted(pairs)
-    same = (list(again.ids), again.degradation.tolist(), again.cluster.tolist(), list(again.category)) == (
-        list(table.ids), table.degradation.tolist(), table.cluster.tolist(), list(table.category)
-    )  # fmt: skip
-    if not same or _described(pairs) != how or _data_sha256(pairs) != record.bound["data_sha256"]:
+            what = f"the log {side} has sha256 {log.sha256}, expected {record.bound[f'{side}_sha256']}"
+            raise CheckpointError(what, remedy=f"name the log that was certified with --{side}")
+    again, *stated = (
+        (list(rows.ids), rows.degradation.tolist(), rows.cluster.tolist(), list(rows.category))
+        for rows in (_counted(pairs), table)
+    )
+    if [again] != stated or _described(pairs) != how or _data_sha256(pairs) != record.bound["data_sha256"]:
         raise CheckpointError("the certificate's table is not what the logs say", remedy="certify again")
     return _sample_ids(pairs)
 
@@ -108,14 +106,12 @@ def _sample_ids(pairs: PairedOutcomes) -> list[str]:
 
 def _counted(pairs: PairedOutcomes) -> Rows:
     """The samples that passed before, D = 1 where they do not pass after."""
-    labels = clusters([sample.prompt for sample in pairs.samples])
-    chosen = [i for i, sample in enumerate(pairs.samples) if sample.before]
-    ids = _sample_ids(pairs)
-    return Rows(
-        [ids[i] for i in chosen], np.array([LOST if pairs.samples[i].regressed else KEPT for i in chosen]),
-        np.array([labels[i] for i in chosen], dtype=np.int64), [pairs.samples[i].category for i in chosen],
-        np.full(len(chosen), np.nan),
-    )  # fmt: skip
+    samples = pairs.samples
+    lost = np.array([LOST if sample.regressed else KEPT for sample in samples])
+    labels = np.array(clusters([sample.prompt for sample in samples]), dtype=np.int64)
+    categories, nothing = [sample.category for sample in samples], np.full(len(samples), np.nan)
+    every = Rows(_sample_ids(pairs), lost, labels, categories, nothing)
+    return every.at([i for i, sample in enumerate(samples) if sample.before])
 
 
 def _data_sha256(pairs: PairedOutcomes) -> str:

@@ -1,4 +1,9 @@
-"""Losses of a set of examples under both models of a pair, and the degradations they give."""
+"""Losses of a set of examples under both models of a pair, the degradations they give, and the noise floor of these.
+
+The noise floor is how far `before` strays from itself when only the batches are put together otherwise: other padding
+and other kernels move each loss a little, more so in bfloat16. It is the 99 % quantile of |D_i| of `before` against
+itself, over the at most 64 examples with the smallest ids, which are hashes.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -10,19 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.auditing.batches import batches, smaller_budget, token_budget
+from holdfast.auditing.batches import (
+    FEWEST_TOKENS,
+    batches,
+    losses_and_kl,
+    needs_mask,
+    shuffled_batches,
+    smaller_budget,
+    token_budget,
+    token_counts,
+)
 from holdfast.auditing.endpoint import EndpointLaunch
 from holdfast.auditing.pair import NAMES, Name, Pair
-from holdfast.auditing.scoring import losses_and_kl, needs_mask, token_counts
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.registry import nearest
 from holdfast.core.units import UNITS
 from holdfast.data.encode import Encoded
 from holdfast.scoring.completion import Batch, States, deterministic, losses_of
-from holdfast.scoring.head import causal_lm
+from holdfast.scoring.head import Head, causal_lm
 from holdfast.scoring.transfer import OnHost
 
 logger = logging.getLogger(__name__)
+
+QUANTILE, SAMPLE, SEED = 0.99, 64, 0  # of the noise floor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Sides = tuple[Name, ...]  # that a batch goes through before the next one is made: both, or one
@@ -36,9 +51,8 @@ Gap = Callable[[float], None]  # a forward now runs on the device: the share of 
 class Measured:
     """Losses of every example under both models, in nats: summed over the completion, and over its first k tokens.
 
-    `tokens` counts scored tokens (of `before`'s reading, where each model has its own tokenizer), `first_tokens` those
-    among the first k; `kl` and `kl_first` are means of KL(before || after) per token over the completion and over its
-    first k tokens, where they were measured.
+    `tokens` counts scored tokens (of `before`'s reading, where each has its own tokenizer), `first_tokens` those among
+    the first k; `kl` and `kl_first` are means of KL(before || after) per token over all of them and over the first k.
     """
 
     tokens: Array
@@ -67,11 +81,7 @@ class Measured:
 
 
 class Measurer:
-    """Runs examples through a pair in batches of `batch_tokens` padded tokens, or of what memory allows.
-
-    KL is measured where an adapter can be switched, unless given. Batches carry an attention mask unless `check` finds
-    that they can do without.
-    """
+    """Runs examples through a pair in batches of `batch_tokens` padded tokens, masked unless `check` finds no need."""
 
     def __init__(self, pair: Pair, *, first_k: int, kl: bool | None = None, batch_tokens: int | None = None) -> None:
         self.pair, self.first_k, self.batch_tokens, self.masked = pair, first_k, batch_tokens, True
@@ -94,14 +104,16 @@ class Measurer:
         return Batch.of(rows, pad_token_id=pad, first_k=self.first_k, device=device, masked=self.masked)
 
     def check(self, sides: Sides, example: Encoded) -> None:
-        """Refuse models whose own logits are not what we compute, and see whether they need an attention mask.
-
-        Where both share their base, `after` has all that `before` has.
-        """
+        """Refuse models whose own logits are not what we compute, and see whether they need an attention mask."""
         if sides[0] in self.pair.served:
             return  # what an endpoint answers is checked in every answer
         if self.kl and len(sides) > 1:
-            self._require_one_vocabulary()
+            if not self.pair.together:
+                logger.info("both models are held in memory, since KL compares them token by token")
+            rows = [causal_lm(self.pair.model(side)).get_output_embeddings().weight.shape[0] for side in NAMES]
+            if rows[0] != rows[1]:
+                what = f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows"
+                raise UnsupportedError(what, remedy="use unit nll_token without kl")
         self.masked = False
         for side in sides[-1:] if self.pair.switchable else sides:
             pad = self.pair.tokenizers.of(side).pad_token_id
@@ -111,14 +123,6 @@ class Measurer:
             except RuntimeError as error:
                 smaller_budget(error, len(example.input_ids), rows=1)
 
-    def _require_one_vocabulary(self) -> None:
-        if not self.pair.together:
-            logger.info("both models are held in memory, since KL compares them token by token")
-        rows = [causal_lm(self.pair.model(side)).get_output_embeddings().weight.shape[0] for side in NAMES]
-        if rows[0] != rows[1]:
-            what = f"KL needs one vocabulary, and the heads have {rows[0]} and {rows[1]} rows"
-            raise UnsupportedError(what, remedy="use unit nll_token without kl")
-
     def launch(
         self, sides: Sides, encoded: Sequence[Encoded], count: Count | None = None, gap: Gap | None = None
     ) -> "Launch | EndpointLaunch":
@@ -126,7 +130,6 @@ class Measurer:
         return self.prepared(sides, encoded).finish(count, gap)
 
     def prepared(self, sides: Sides, encoded: Sequence[Encoded], plan: Plan = batches) -> "Launch | EndpointLaunch":
-        """The same, before anything is launched."""
         endpoint = self.pair.ref(sides[0]).endpoint
         if endpoint is None:
             return Launch(self, sides, encoded, plan)
@@ -135,11 +138,7 @@ class Measurer:
 
 
 class Launch:
-    """Examples on their way through models, a batch at a time; each batch goes through all `sides`.
-
-    Out of memory, the rest is tried again in batches of half the tokens. `plan` makes batches of given lengths within
-    a budget of padded tokens.
-    """
+    """Examples on their way through models, a batch at a time; out of memory, the rest is planned again at half."""
 
     def __init__(self, measurer: Measurer, sides: Sides, encoded: Sequence[Encoded], plan: Plan) -> None:
         self.measurer, self.sides, self.encoded, self.plan = measurer, sides, encoded, plan
@@ -215,10 +214,8 @@ def kl_wanted(pair: Pair, kl: bool | None) -> bool:
             remedy="use unit nll_token, nll_sum or nll_first without kl, or audit the weights that are served",
         )
     if kl and pair.tokenizers.own:
-        raise UnsupportedError(
-            "KL is not defined across tokenizers: the two distributions are over other tokens",
-            remedy="use unit nll_sum, or read both models with one tokenizer",
-        )
+        what = "KL is not defined across tokenizers: the two distributions are over other tokens"
+        raise UnsupportedError(what, remedy="use unit nll_sum, or read both models with one tokenizer")
     return kl
 
 
@@ -226,11 +223,7 @@ def measure_pair(
     pair: Pair, encoded: Sequence[Encoded] | Mapping[Name, Sequence[Encoded]], *, first_k: int,
     kl: bool | None = None, batch_tokens: int | None = None, progress: Progress | None = None,
 ) -> Measured:  # fmt: skip
-    """Measure examples under both models: for each side its own, where each model has its own tokenizer.
-
-    `kl` holds both models if need be; None: where an adapter can be switched. `progress` is called with (done, total),
-    each example counted once a model.
-    """
+    """Measure examples under both models: for each side its own, where each model has its own tokenizer."""
     read = encoded if isinstance(encoded, Mapping) else dict.fromkeys(NAMES, encoded)
     measurer = Measurer(pair, first_k=first_k, kl=kl, batch_tokens=batch_tokens)
     count = counter(progress, 2 * len(read["before"]))
@@ -244,6 +237,7 @@ def measure_pair(
 
 
 def counter(progress: Progress | None, total: int) -> Count:
+    """Tells `progress` of (done, total), each example counted once a model."""
     done = 0
 
     def count(n: int) -> None:
@@ -253,3 +247,73 @@ def counter(progress: Progress | None, total: int) -> Count:
             progress(done, total)
 
     return count
+
+
+def second_pass(measurer: Measurer, encoded: Sequence[Encoded]) -> Launch | EndpointLaunch:
+    """`before` once more on the sample, with random neighbours in smaller batches than the audit's own.
+
+    To launch so few examples takes longer than to run them, so `step` is for where the device has other work. The
+    audit's own batches, evened out, hold at least half of the budget: a third of it always makes smaller ones.
+    """
+
+    def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:
+        return shuffled_batches(lengths, _capped(budget, lengths) // 3, SEED)
+
+    rows = _sample(encoded)
+    if "before" in measurer.pair.served:
+        rows.reverse()  # the server makes the batches: in the opposite order they are others
+    return measurer.prepared(("before",), rows, plan)
+
+
+def floor_between(first: Mapping[str, tuple[float, float]], again: Launch | EndpointLaunch, unit: str) -> float:
+    """The noise floor between a second pass and the audit's own total and first-k losses, by id."""
+    found = again.columns()
+    nll, early = np.array([first[item.id] for item in again.encoded]).T
+    losses = nll, found["nll_before"], early, found["first_before"]
+    return _floor(Measured(found["tokens"], found["first_tokens"], *losses), unit)
+
+
+@torch.no_grad()
+def noise_floor(measurer: Measurer, encoded: Sequence[Encoded], unit: str) -> float:
+    """The noise floor from two passes of its own: a KL compares distributions, which nobody keeps.
+
+    Once sorted by length and filled up (evened out, batches would be of the second's size, and take the same kernels),
+    once with random neighbours in smaller batches.
+    """
+    rows = _sample(encoded)
+    lengths = [len(row.input_ids) for row in rows]
+    with measurer.pair.on("before") as model, deterministic(model):
+
+        def hidden(plan: list[list[int]]) -> Tensor:
+            states: dict[int, Tensor] = {}
+            for positions in plan:
+                found = States.of(model, measurer.batch([rows[i] for i in positions], "before")).hidden
+                states |= zip(positions, torch.split(found, [rows[i].n_labels for i in positions]), strict=True)
+            return torch.cat([states[i] for i in range(len(rows))])
+
+        budget, head = _capped(measurer.budget("before"), lengths), Head(model)
+        while True:
+            plans = batches(lengths, budget, even=False), shuffled_batches(lengths, budget // 2, SEED)
+            try:
+                first, again = (States(hidden(plan), head) for plan in plans)
+                break
+            except RuntimeError as error:
+                budget = smaller_budget(error, budget, rows=max(map(len, plans[0])))
+        sums = losses_and_kl(first, again, measurer.batch(rows, "before")).cpu().numpy()
+    nll, early, nll_again, early_again, kl, early_kl = sums
+    tokens, early_tokens = token_counts(rows, measurer.first_k).values()
+    kls = kl / tokens, early_kl / early_tokens
+    return _floor(Measured(tokens, early_tokens, nll, nll_again, early, early_again, *kls), unit)
+
+
+def _sample(encoded: Sequence[Encoded]) -> list[Encoded]:
+    return sorted(encoded, key=lambda item: item.id)[:SAMPLE]
+
+
+def _capped(budget: int, lengths: Sequence[int]) -> int:
+    return min(budget, max(FEWEST_TOKENS, sum(lengths)))
+
+
+def _floor(same: Measured, unit: str) -> float:
+    # In the quantile a NaN would hide what the others say; the audit itself counts such examples.
+    return float(np.nanquantile(np.abs(same.degradation(unit)), QUANTILE))

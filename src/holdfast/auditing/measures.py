@@ -6,7 +6,7 @@ alone, or noise. `measure` looks at the model after.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ import numpy as np
 from holdfast.auditing.asking import FOLDER, Asked, Asking, reply_hashes
 from holdfast.auditing.behaviour import judge_record
 from holdfast.auditing.certificate_spec import Prompts
-from holdfast.auditing.measure import Measurer, Progress, measure_pair
-from holdfast.auditing.noise import noise_floor
+from holdfast.auditing.measure import Measurer, Progress, measure_pair, noise_floor
 from holdfast.auditing.pair import NAMES, Name, Pair
 from holdfast.certification.assessment import STRENGTHS, Tested, fixed_sequence, tested_at
 from holdfast.certification.behaviour import (
@@ -44,14 +43,10 @@ from holdfast.records.certificate_table import Table
 
 
 class Measure(ABC):
-    """Compares the two models on prompts; `by` is its name in a record.
-
-    `noise` is the numerical noise floor in the unit of tau, 0 where there is none; `settles` says whether measuring
-    again may give something else, so that the first outcome stands.
-    """
+    """Compares two models on prompts; where it `settles`, measuring again may give something else: the first stands."""
 
     by: str
-    noise = 0.0
+    noise = 0.0  # the numerical noise floor, in the unit of tau
     settles = True
 
     def settings(self) -> dict[str, Any]:
@@ -62,49 +57,39 @@ class Measure(ABC):
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
         """Refuse what would only fail later."""
 
-    @abstractmethod
+    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
+        """D of the prompts from a position on; not of classes of replies."""
+        raise NotImplementedError
+
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Table:
-        """The rows of all prompts, after those that are known."""
+        """The rows of all prompts, after those that are known; of every strength until the first that fails.
+
+        At strength s a LoRA adapter is W + s * scaling * B A; the whole search is one opening.
+        """
+        start, pieces = 0 if known is None else len(known.ids), [] if known is None else [known]
+
+        def measured(strength: float) -> Rows:
+            degradation = np.asarray(self.degradations(pair, prompts, start), dtype=np.float64)
+            cluster = np.array(prompts.cluster[start:], dtype=np.int64)
+            at = np.full(len(degradation), strength)
+            pieces.append(Rows(prompts.ids[start:], degradation, cluster, prompts.categories[start:], at))
+            return pieces[-1]
+
+        def test(strength: float) -> Tested:
+            pair.set_strength(strength)
+            return tested_at(measured(strength), strength, terms)
+
+        if terms.kind == "strength":
+            fixed_sequence(STRENGTHS, test, terms.level)
+        else:
+            measured(math.nan)
+        return Rows.joined(pieces)
 
     def facts(self, pair: Pair) -> dict[str, Any]:
-        """Further figures of the record."""
         return {}
 
     def notes(self) -> list[str]:
-        """Assumptions to state."""
         return []
-
-
-def _rows(pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None, degradations: Callable[[int], Any]) -> Rows:
-    """The rows of prompts whose degradations are measured from the first that is not known; or of every strength."""
-    start = 0 if known is None else len(known.ids)
-
-    def measured() -> Rows:
-        degradation = np.asarray(degradations(start), dtype=np.float64)
-        cluster = np.array(prompts.cluster[start:], dtype=np.int64)
-        nothing = np.full(len(prompts.ids) - start, np.nan)
-        return Rows(prompts.ids[start:], degradation, cluster, prompts.categories[start:], nothing)
-
-    if terms.kind == "strength":
-        return _search_strength(pair, measured, terms)
-    return measured() if known is None else Rows.joined([known, measured()])
-
-
-def _search_strength(pair: Pair, measured: Callable[[], Rows], terms: Terms) -> Rows:
-    """Measure strength after strength until the first one that does not certify; the rows of all of them.
-
-    At strength s a LoRA adapter is W + s * scaling * B A; the whole search is one opening.
-    """
-    pieces: list[Rows] = []
-
-    def test(strength: float) -> Tested:
-        pair.set_strength(strength)
-        rows = measured()
-        pieces.append(replace(rows, strength=np.full(len(rows.ids), strength)))
-        return tested_at(pieces[-1], strength, terms)
-
-    fixed_sequence(STRENGTHS, test, terms.level)
-    return Rows.joined(pieces)
 
 
 @dataclass
@@ -122,7 +107,6 @@ class ByLikelihood(Measure):
         self.by = "kl" if self.limit.unit in KL_UNITS else "likelihood"
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
-        """Encode the examples and measure the noise floor."""
         if terms.kind == "strength":
             pair.set_strength(1.0)
         pair.tokenizers.require_unit(self.limit.unit)
@@ -133,14 +117,10 @@ class ByLikelihood(Measure):
             raise NumericalError(lost, remedy="load it in float32, or check its files")
         require_tau_above_noise(self.limit, self.noise)
 
-    def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Rows:
-        options: dict[str, Any] = {"first_k": self.limit.first_k, "kl": self.limit.unit in KL_UNITS}
-
-        def degradations(start: int) -> Any:
-            todo = {name: items[start:] for name, items in self._encoded.items()}
-            return measure_pair(pair, todo, progress=self.progress, **options).degradation(self.limit.unit)
-
-        return _rows(pair, prompts, terms, known, degradations)
+    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
+        todo, kl = {name: items[start:] for name, items in self._encoded.items()}, self.limit.unit in KL_UNITS
+        measured = measure_pair(pair, todo, first_k=self.limit.first_k, kl=kl, progress=self.progress)
+        return measured.degradation(self.limit.unit)
 
     def notes(self) -> list[str]:
         cut = sum(item.truncated for item in self._encoded["before"])
@@ -156,6 +136,7 @@ class ByJudge(Measure):
     output: Path
     progress: Progress | None = None
     by = "harm"
+    _asked: dict[int, Asked] = field(default_factory=dict)  # of the prompts from a position on, at every strength
 
     def settings(self) -> dict[str, Any]:
         return {"judge": judge_record(self.judge, self.asking.max_new_tokens)}
@@ -165,22 +146,17 @@ class ByJudge(Measure):
         if terms.kind == "strength":
             pair.set_strength(1.0)
         for name in NAMES if pair.together else NAMES[:1]:
-            self._asked(pair, prompts, 0).require_room(name)
+            self._ask(pair, prompts, 0).require_room(name)
 
-    def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Rows:
-        asked = self._asked(pair, prompts, 0 if known is None else len(known.ids))
+    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
+        asked = self._asked.setdefault(start, self._ask(pair, prompts, start))
         texts = [prompt_text(example) for example in asked.examples]
-
-        def measured(_: int) -> Any:
-            before, after = (self.judge.judge(texts, [r.text for r in asked.replies(name)]) for name in NAMES)
-            return degradations(before, after)
-
-        return _rows(pair, prompts, terms, known, measured)
+        return degradations(*(self.judge.judge(texts, [r.text for r in asked.replies(name)]) for name in NAMES))
 
     def facts(self, pair: Pair) -> dict[str, Any]:
         return {"replies_sha256": reply_hashes(self.output / FOLDER)}
 
-    def _asked(self, pair: Pair, prompts: Prompts, start: int) -> Asked:
+    def _ask(self, pair: Pair, prompts: Prompts, start: int) -> Asked:
         # A class does not tell what a judge would say, so replies of an earlier start are made again.
         options: dict[str, Any] = {"passes": 2, "progress": self.progress, "reuse": False}
         return Asked(pair, prompts.examples[start:], self.asking, self.output / FOLDER, **options)
@@ -208,10 +184,7 @@ class ByBehaviour(Measure):
         }  # fmt: skip
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
-        """Ask the model before twice, or until nothing can be claimed any more; this says nothing of the other.
-
-        That is where too few refusals are left to come, or too many replies cannot be sorted.
-        """
+        """Ask the model before twice, or until too few refusals are left to come, or too many replies are unsorted."""
         place = self.output / FOLDER
         self._asked = Asked(pair, prompts.examples, self.asking, place, passes=3, progress=self.progress)
         self._asked.require_room("before")
@@ -224,8 +197,15 @@ class ByBehaviour(Measure):
         self._before = self._asked.classes("before", seen=seen)
         seen(self._before)
         self._again = self._asked.classes("before", again=True)
-        for claim in self.claims:
-            _require_steady(_classes(prompts, self._before, self._again, self._before), claim, terms.alpha, pair)
+        twice = _classes(prompts, self._before, self._again, self._before)
+        for claim, (flips, asked) in ((claim, twice.flips(claim)) for claim in self.claims):
+            if too_many_flips(flips, asked, terms.alpha):
+                raise InfeasibleError(
+                    f"{flips} of {asked} prompts were {claim.value} by the model before at one of two askings only: "
+                    f"rounding in {pair.dtype} decides more than alpha/5 = {terms.alpha / 5:g} of them, so a loss of "
+                    "alpha would not show",
+                    remedy="compute in float32 (--dtype float32), or choose a larger alpha; nothing was opened",
+                )
 
     def _require_enough(self, prompts: Prompts, terms: Terms, known: Sequence[str | None]) -> None:
         """Refuse what no further reply of the model before can make enough; None: a reply that is still to come."""
@@ -280,16 +260,6 @@ def _require_sorted(known: Sequence[str | None], replies: Path) -> None:
             remedy=f"look at them in {replies}: cut ones need more tokens (--set max_new_tokens=N), garbled ones the "
             "model's own chat template, and replies in other languages than English are not sorted. This start asked "
             "the model before alone, and opened nothing",
-        )
-
-
-def _require_steady(classes: Classes, claim: Claimed, alpha: float, pair: Pair) -> None:
-    flips, asked = classes.flips(claim)
-    if too_many_flips(flips, asked, alpha):
-        raise InfeasibleError(
-            f"{flips} of {asked} prompts were {claim.value} by the model before at one of two askings only: rounding "
-            f"in {pair.dtype} decides more than alpha/5 = {alpha / 5:g} of them, so a loss of alpha would not show",
-            remedy="compute in float32 (--dtype float32), or choose a larger alpha; nothing was opened",
         )
 
 

@@ -73,15 +73,11 @@ def model_ref(model: Any, revision: str | None, *, trust_remote_code: bool) -> M
 
 def _in_memory(model: Any) -> ModelRef:
     if not hasattr(model, "state_dict") or not hasattr(model, "get_output_embeddings"):
-        raise ConfigError(
-            f"a model of type {type(model).__name__}, expected a reference or a causal language model",
-            remedy="give a hub id, a folder, an adapter, or a loaded transformers or PEFT model",
-        )
+        what = f"a model of type {type(model).__name__}, expected a reference or a causal language model"
+        raise ConfigError(what, remedy="give a hub id, a folder, an adapter, or a loaded transformers or PEFT model")
     if any(getattr(config, "is_prompt_learning", False) for config in getattr(model, "peft_config", {}).values()):
-        raise UnsupportedError(
-            "a prompt-learning adapter: its virtual tokens shift the positions that losses are read from",
-            remedy="use an adapter on the weights, such as LoRA, or a full model",
-        )
+        what = "a prompt-learning adapter: its virtual tokens shift the positions that losses are read from"
+        raise UnsupportedError(what, remedy="use an adapter on the weights, such as LoRA, or a full model")
     peft = hasattr(model, "get_base_model")
     sha256 = sha256_json([model_fingerprint(model), adapter_fingerprint(model) if peft else None])
     name = getattr(causal_lm(model).config, "_name_or_path", "") or type(causal_lm(model)).__name__
@@ -116,11 +112,9 @@ def stacked(lower: ModelRef, upper: ModelRef, *, trust_remote_code: bool) -> Mod
 def _one_base(before: ModelRef, after: ModelRef, trust_remote_code: bool) -> bool:
     if _place(before, trust_remote_code) == _place(after, trust_remote_code):
         return True
-    first, second = (
-        content_of(side.base, revision=side.base_revision, trust_remote_code=trust_remote_code)
-        for side in (before, after)
-    )
-    return first.sha256 == second.sha256
+    trust: dict[str, Any] = {"trust_remote_code": trust_remote_code}
+    contents = {content_of(side.base, revision=side.base_revision, **trust).sha256 for side in (before, after)}
+    return len(contents) == 1
 
 
 def _place(side: ModelRef, trust_remote_code: bool) -> tuple[str, str | None]:
@@ -170,9 +164,8 @@ def tokenizers_for(
 ) -> Tokenizers:
     """Load the tokenizers that the choice needs.
 
-    `same` demands equal tokenizers and templates; `before` and `after` use that side's for both; `own` gives each model
-    its own. `processing_class` is the tokenizer of models in memory, for both sides where both are. An endpoint that
-    names no tokenizer is read with the other side's.
+    `same` demands equal ones; `before` and `after` use that side's for both; `own` gives each model its own.
+    `processing_class` is of models in memory. An endpoint that names none is read with the other side's.
     """
     if not isinstance(choice, str):
         raise ConfigError(
@@ -189,17 +182,18 @@ def tokenizers_for(
         if side.loaded is None:
             return load_tokenizer(side.ref, revision=side.revision, trust_remote_code=trust_remote_code)
         if processing_class is None:
-            raise ConfigError(
-                f"{side.ref}: a model in memory comes without a tokenizer", remedy="pass it as processing_class="
-            )
+            what = f"{side.ref}: a model in memory comes without a tokenizer"
+            raise ConfigError(what, remedy="pass it as processing_class=")
         return processing_class
 
-    if choice in ("before", "after"):
-        chosen = load(before if choice == "before" else after)
-        return Tokenizers(_required(chosen), chosen, choice)
-    first, second = load(before), load(after)
+    first = None if choice == "after" else load(before)
+    second = None if choice == "before" else load(after)
     if first is None or second is None:
-        chosen = _required(second if first is None else first)
+        if (chosen := second if first is None else first) is None:
+            raise ConfigError(
+                "an endpoint comes without a tokenizer, and no other is named to apply the chat template with",
+                remedy="add tokenizer=FOLDER (or a hub id) to the endpoint: that of the model that is served",
+            )
         return Tokenizers(chosen, chosen, choice)
     digests = {"tokenizers": tokenizer_sha256, "chat templates": template_sha256}
     differing = [name for name, digest in digests.items() if digest(first) != digest(second)]
@@ -210,12 +204,3 @@ def tokenizers_for(
             "tokenizer=before`); for a comparison of likelihoods also `own`, with unit nll_sum",
         )
     return Tokenizers(first, second if differing else first, choice)
-
-
-def _required(tokenizer: Any) -> Any:
-    if tokenizer is None:
-        raise ConfigError(
-            "an endpoint comes without a tokenizer, and no other is named to apply the chat template with",
-            remedy="add tokenizer=FOLDER (or a hub id) to the endpoint: that of the model that is served",
-        )
-    return tokenizer

@@ -29,7 +29,7 @@ from holdfast.auditing.verify import require_entered
 from holdfast.certification.behaviour import Claimed, claimed
 from holdfast.certification.ledger_state import Claim
 from holdfast.certification.openings import Ledger, default_ledger
-from holdfast.certification.terms import Rows, require_categories, require_enough_rows
+from holdfast.certification.terms import Rows, Terms, require_categories, require_enough_rows
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.units import KL_UNITS
@@ -52,17 +52,14 @@ def open_certify(
     share: CertifyShare | None = None, judge: JudgeSpec | None = None, max_new_tokens: int = 128,
     progress: Progress | None = None,
 ) -> CertificateRecord:  # fmt: skip
-    """Certify that at most a share alpha of prompts like these regress.
-
-    The same question about the same prompts is answered from the files in `output`, without measuring again.
+    """Certify that at most a share alpha of prompts like these regress; answered from `output` where that was asked.
 
     Args: as of `certify`, and
         safety: the certify prompts: a file or hub data set, or examples, which came from `source`.
         constraint: alpha; by kl and likelihood tau, unit and first_k; by harm tau is a difference of probabilities.
         by: None: as the constraint's unit says; a judge makes it `harm`.
-        kind: fixed, finite_pool, sequential, per_category or strength.
-        pool: for `finite_pool`: size of the known list that the prompts were drawn from without replacement.
-        leakage: the outcome of the search for them in `train_data`, where it was made already.
+        kind: fixed, per_category, strength, sequential, or finite_pool: drawn without replacement from `pool` prompts.
+        leakage: the outcome of the search in `train_data`, where it was made already.
         splits: a run's splits.json, or the record of its screening, to bind.
         share: the certify prompts of a run that asked its model; `safety` are its examples.
         notes: further assumptions to state.
@@ -99,14 +96,14 @@ def _opened(
         categories = dict(zip(prompts.ids, prompts.categories, strict=True))
         keep = None if prompts.keep is None else dict(zip(prompts.ids, prompts.keep, strict=True))
         claim = claim_of(spec, pair.before.sha256, pair.after.sha256, spec.claims, categories, keep)
-        terms = spec.terms(book.check(claim, prompts.ids, declared=openings, **order).declared)
+        terms = Terms.of(spec, book.check(claim, prompts.ids, declared=openings, **order).declared)
         require_enough_rows(terms, prompts.cluster, prompts.categories)
         stored = _stored(output, claim, prompts, book)
         if stored is not None and len(set(stored[1].ids)) == len(prompts.ids):
             return stored[0]
         measure.prepare(pair, prompts, terms)
         entry = book.open(claim, prompts.ids, declared=openings, label=str(output), **order)
-        terms = spec.terms(entry.declared)  # another process may have declared a number since the check
+        terms = Terms.of(spec, entry.declared)  # another process may have declared a number since the check
         known = stored[1] if stored is not None and isinstance(stored[1], Rows) else None
         table = measure.measure(pair, prompts, terms, known)
         pair.require_unchanged()  # what was hashed is what was measured
@@ -147,15 +144,12 @@ def _prompts(
             "near-duplicates regressed is not known before its last prompt has arrived",
             remedy="remove them, or assert with --drawn rows that prompts are drawn one by one",
         )
-    require_enough_rows(spec.terms(openings or 1), found.cluster, found.categories)
+    require_enough_rows(Terms.of(spec, openings or 1), found.cluster, found.categories)
     return found
 
 
 def _stored(output: Path, claim: Claim, prompts: Prompts, book: Ledger) -> tuple[CertificateRecord, Table] | None:
-    """The certificate in the output folder, when it answers this question, for all prompts or the first of them.
-
-    It is believed where its figures follow from its table and the ledger knows of it: anyone can put a file there.
-    """
+    """The certificate that is there, where it answers this question and table and ledger bear it out."""
     path = output / FILE_NAME
     if not path.exists():
         return None
@@ -183,8 +177,7 @@ def certify(
     """Certify that at most a share alpha of what `before` refused is no longer refused by `after`.
 
     Args:
-        before: hub id, folder, PEFT adapter or `embedded`: what is compared with.
-        after: the same: what is judged.
+        before, after: hub id, folder, PEFT adapter or `embedded`: what is compared with, and what is judged.
         prompts: that nobody looked at: a file or hub data set, texts, or rows with a `prompt`.
         by: `behaviour`; `kl` or `likelihood` give steering figures of the completions in `prompts`.
         also: `answers`: claim the same for what `before` answered.
@@ -199,8 +192,7 @@ def certify(
         per_category: one claim per category.
         openings: how often these prompts may ever be opened; declared once.
         ledger: file of the openings; beside the prompts, or in holdfast's cache for prompts in memory.
-        train_data: what the prompts must not occur in.
-        train_columns: our names (prompt, completion, messages, text) to those of `train_data`, of every file.
+        train_data, train_columns: what the prompts must not occur in, and our names for its columns.
         max_new_tokens: length of the longest reply.
         sign: an OpenSSH ed25519 key to sign the certificate with.
         setup: fields of `Setup`: template, tokenizer, max_length, dtype, device, revisions, reading.
@@ -214,21 +206,18 @@ def certify(
         InfeasibleError: too few prompts, or an opening that was not declared.
     """
     if any(isinstance(model, int) for model in cast("tuple[Any, ...]", (before, after))):
-        raise ConfigError(
-            f"certify({before!r}, {after!r}, ...) got counts, expected two models",
-            remedy="holdfast.certify_counts(regressions, n) tests a count",
-        )
-    wanted: dict[str, Any] = {"alpha": alpha, "tau": tau, "unit": unit}
-    given = {name: value for name, value in wanted.items() if value is not None}
-    limit = ChanceConstraint(**constraint_defaults(kl=by == "kl") | given)
+        what = f"certify({before!r}, {after!r}, ...) got counts, expected two models"
+        raise ConfigError(what, remedy="holdfast.certify_counts(regressions, n) tests a count")
+    wanted = {"alpha": alpha, "tau": tau, "unit": unit}
+    given: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
     record = open_certify(
-        before, after, str(prompts) if isinstance(prompts, str | Path) else _examples(prompts), limit,
+        before, after, str(prompts) if isinstance(prompts, str | Path) else _examples(prompts),
+        ChanceConstraint(**constraint_defaults(kl=by == "kl") | given),
         by=by, also=[also] if isinstance(also, str) else also, output=Path(output), judge=judge,
         kind="per_category" if per_category else "fixed", confidence=confidence, drawn=drawn, max_weight=max_weight,
         openings=openings, ledger=None if ledger is None else Path(ledger),
         train_data=[train_data] if isinstance(train_data, str) else train_data, train_columns=train_columns,
-        max_new_tokens=max_new_tokens,
-        setup=Setup(**setup), progress=progress,
+        max_new_tokens=max_new_tokens, setup=Setup(**setup), progress=progress,
     )  # fmt: skip
     if sign is not None:
         from holdfast.certification.signing import sign as signed

@@ -11,7 +11,7 @@
 import gc
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -32,12 +32,8 @@ NAMES: tuple[Name, ...] = get_args(Name)
 class Pair:
     """Two models and their tokenizers; a context manager that frees them at its end.
 
-    Attributes:
-        before, after: what each side is, with its sha256.
-        mode: how they share weights.
-        tokenizers: which tokenizer each side reads.
-        asked_dtype: as asked for; `dtype` is what was found.
-        strength: of the adapter of `after`, once it was set.
+    `before` and `after` say what each side is, `mode` how they share weights; `asked_dtype` is as asked for, `dtype`
+    what was found; `strength` is of the adapter of `after`, once it was set.
     """
 
     def __init__(
@@ -61,7 +57,6 @@ class Pair:
 
     @property
     def served(self) -> list[Name]:
-        """The sides that are behind an endpoint."""
         return [name for name in NAMES if self.ref(name).endpoint is not None]
 
     def ref(self, name: Name) -> ModelRef:
@@ -106,11 +101,8 @@ class Pair:
         model, side = self.model(name), self.ref(name)
         if self.mode == "two adapters":
             model.set_adapter(name, inference_mode=True)
-            yield model
-        elif self.mode == "adapter" and side.adapter is None and not _peft_in_memory(side):
-            with adapters_off(model, self._layers):
-                yield model
-        else:
+        plain = self.mode == "adapter" and side.adapter is None and not _peft_in_memory(side)
+        with adapters_off(model, self._layers) if plain else nullcontext():
             yield model
 
     @contextmanager
@@ -128,16 +120,12 @@ class Pair:
             self.release(name)
 
     def sides(self) -> Iterator[tuple[Name, Any]]:
-        """Each side in turn."""
         for name in NAMES:
             with self.using(name) as model:
                 yield name, model
 
     def require_unchanged(self) -> None:
-        """Hash the files of both models again, after measuring and before anything is written.
-
-        What was measured is then what was hashed before it was loaded. A model in memory has no files.
-        """
+        """Hash the files of both models again: what was measured is then what was hashed before it was loaded."""
         require_unchanged(side.content for side in (self.before, self.after) if side.content is not None)
 
     def set_strength(self, strength: float) -> None:
@@ -147,10 +135,8 @@ class Pair:
         if problem is None and self.mode != "adapter":
             problem = "before is not its base"
         if problem is not None:
-            raise UnsupportedError(
-                f"{self.after.ref} has no strength to scale: {problem}",
-                remedy="use a plain LoRA adapter, with its base as before",
-            )
+            what = f"{self.after.ref} has no strength to scale: {problem}"
+            raise UnsupportedError(what, remedy="use a plain LoRA adapter, with its base as before")
         if not self._lora_b:
             named = self.model("after").named_parameters()
             factors = [p for key, p in named if ".lora_B." in key or ".lora_embedding_B." in key]
@@ -195,23 +181,17 @@ def open_pair(
     tokenizer: Choice = "same", trust_remote_code: bool = False, before_revision: str | None = None,
     after_revision: str | None = None, processing_class: Any = None,
 ) -> Pair:  # fmt: skip
-    """Resolve, hash and compare two models; weights are loaded when they are first used.
-
-    Args: as of `holdfast.audit`; `tokenizer`: see `tokenizers_for`. A loaded model stays on its device.
-    """
+    """Resolve, hash and compare two models, as of `holdfast.audit`; weights are loaded when they are first used."""
     if dtype not in get_args(DType):
-        raise UnsupportedError(
-            f"dtype {dtype!r} is not supported, expected one of {', '.join(get_args(DType))}",
-            remedy="use bfloat16 or float32: fp16 overflows where losses are compared",
-        )
+        what = f"dtype {dtype!r} is not supported, expected one of {', '.join(get_args(DType))}"
+        raise UnsupportedError(what, remedy="use bfloat16 or float32: fp16 overflows where losses are compared")
     trust: dict[str, bool] = {"trust_remote_code": trust_remote_code}
     first, second = model_ref(before, before_revision, **trust), model_ref(after, after_revision, **trust)
     sides = {"before": stacked(first, second, **trust), "after": stacked(second, first, **trust)}
     places = {str(side.loaded.device) for side in sides.values() if side.loaded is not None}
     if len(places) > 1:
-        raise ConfigError(
-            f"the two models are on different devices ({', '.join(sorted(places))})", remedy="move them to one device"
-        )
+        what = f"the two models are on different devices ({', '.join(sorted(places))})"
+        raise ConfigError(what, remedy="move them to one device")
     place = device or (places.pop() if places else "cuda" if torch.cuda.is_available() else "cpu")
     checked, lower, upper = require_device(place), sides["before"], sides["after"]
     tokenizers = tokenizers_for(lower, upper, tokenizer, processing_class=processing_class, **trust)

@@ -20,14 +20,11 @@ PATIENCE = timedelta(hours=2)  # for what the first process does alone
 
 @dataclass(frozen=True)
 class Sharing:
-    """Which process this is, and of how many."""
-
     rank: int = 0
     world: int = 1
 
     @property
     def leads(self) -> bool:
-        """Whether this process stores the results."""
         return self.rank == 0
 
     def own(self, items: Sequence[T], start: int = 0) -> list[T]:
@@ -46,25 +43,23 @@ class Sharing:
         """The columns of a window from everyone's share of them, on every process."""
         if self.world == 1:
             return dict(columns)
-        from holdfast.core.ranks import gather_objects
-
-        shares = gather_objects(dict(columns))
-        return {name: self._merged([share.get(name, ()) for share in shares]) for name in shares[0]}
-
-    def _merged(self, shares: Sequence[Any]) -> Any:
         import numpy as np
 
-        found = np.empty(sum(map(len, shares)), dtype=np.asarray(shares[0]).dtype)
-        for number, share in enumerate(shares):
-            found[number :: self.world] = share
+        from holdfast.core.ranks import gather_objects
+
+        shares, found = gather_objects(dict(columns)), {}
+        for name, first in shares[0].items():
+            each = [share.get(name, ()) for share in shares]
+            found[name] = np.empty(sum(map(len, each)), dtype=np.asarray(first).dtype)
+            for number, share in enumerate(each):
+                found[name][number :: self.world] = share
         return found
 
     def require_same(self, what: str, sha256: str) -> None:
         """Refuse processes on machines whose files or libraries differ."""
         if self.first(lambda: sha256) != sha256:
-            raise CheckpointError(
-                f"the {self.world} processes see other {what}", remedy="give every machine the same files and versions"
-            )
+            remedy = "give every machine the same files and versions"
+            raise CheckpointError(f"the {self.world} processes see other {what}", remedy=remedy)
 
 
 ALONE = Sharing()

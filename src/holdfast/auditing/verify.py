@@ -41,9 +41,7 @@ def verify(
     Args:
         path: the certificate, or the folder that holds it.
         before: where the model before is now, when it was moved; also tried as the base of an adapter.
-        after: where the model after is now.
-        prompts: where the prompts are now.
-        ledger: where the ledger of openings is now; beside the prompts otherwise.
+        after, prompts, ledger: where the model after, the prompts and the ledger of openings are now.
         expect: the certificate's sha256 as it was printed at issue.
         key: the public key, or a file of allowed signers, that the certificate must be signed with.
         trust_remote_code: let a tokenizer run its repository's code, where the certificate was issued with that; a
@@ -58,10 +56,8 @@ def verify(
     try:
         record = load_certificate(path)
         if expect is not None and record.sha256 != expect.strip().lower():
-            raise CheckpointError(
-                f"{path} has sha256 {record.sha256}, expected {expect}",
-                remedy="this is another certificate than expected",
-            )
+            what = f"{path} has sha256 {record.sha256}, expected {expect}"
+            raise CheckpointError(what, remedy="this is another certificate than expected")
         if key is not None:
             from holdfast.certification.signing import verify_signature
 
@@ -93,10 +89,15 @@ def _verify_content(
         _require_opening(record, table, Ledger(place), require_logs(record, table, *map(Path, models.values())))
         return
     forget_hashes()
-    in_front = model_of_run(folder)
     _require_models(record, models, moved=before)
-    if in_front is not None and after is None:
-        _require_in_front(record, in_front, moved=before)
+    if after is None and (in_front := model_of_run(folder)) is not None:
+        found = _content(record, "after", in_front, before)
+        if found != record.trained_sha256:  # a certificate copied into another run's folder says nothing about that run
+            raise CheckpointError(
+                f"the certificate is of {record.models['after']} (sha256 {record.trained_sha256}), and the model of "
+                f"the run it lies in, {in_front}, has sha256 {found}",
+                remedy="a certificate speaks of one model: certify this one, or name the certified one with --after",
+            )
     examples = _require_data(record, table, prompts or record.places["prompts"])
     _require_tokens(record, models, moved=before)
     book = Ledger(place)
@@ -114,17 +115,6 @@ def model_of_run(folder: Path) -> Path | None:
     return None
 
 
-def _require_in_front(record: CertificateRecord, model: Path, *, moved: str | Path | None) -> None:
-    """A certificate copied into another run's folder says nothing about that run."""
-    found = _content(record, "after", model, moved)
-    if found != record.trained_sha256:
-        raise CheckpointError(
-            f"the certificate is of {record.models['after']} (sha256 {record.trained_sha256}), and the model of the "
-            f"run it lies in, {model}, has sha256 {found}",
-            remedy="a certificate speaks of one model: certify this one, or name the certified one with --after",
-        )
-
-
 def _content(record: CertificateRecord, side: str, ref: str | Path, moved: str | Path | None) -> str:
     """Content of a side; an adapter's base is looked for where it says, then where `before` was moved to."""
     options: dict[str, Any] = {"trust_remote_code": record.settings["trust_remote_code"]}
@@ -134,9 +124,8 @@ def _content(record: CertificateRecord, side: str, ref: str | Path, moved: str |
     except ConfigError as error:
         if moved is not None and side == "after":
             return content_of(ref, base=moved, **options).sha256
-        raise CheckpointError(
-            f"the model {side} cannot be found: {error.what}", remedy=f"name the place it was moved to with --{side}"
-        ) from error
+        what = f"the model {side} cannot be found: {error.what}"
+        raise CheckpointError(what, remedy=f"name the place it was moved to with --{side}") from error
 
 
 def _require_models(record: CertificateRecord, models: dict[str, Any], *, moved: str | Path | None) -> None:
@@ -158,27 +147,25 @@ def _require_data(record: CertificateRecord, rows: Table, source: str | None) ->
         )
     ids = list(dict.fromkeys(rows.ids))
     _same("the set of prompts", record.bound["split_sha256"], split_sha256(ids))
-    settings, sequential = record.settings, record.kind == "sequential"
-    shape: dict[str, Any] = {"template": settings["template"], "sequential": sequential}
+    shape: dict[str, Any] = {"template": record.settings["template"], "sequential": record.kind == "sequential"}
     shape["replies"] = record.by in ("behaviour", "harm")
     try:
-        every = read_prompts(source, reading=settings["reading"], **shape)
+        every = read_prompts(source, reading=record.settings["reading"], **shape)
         known = {example.id: example for example in every.examples}
         measured = [known[name] for name in ids]
     except KeyError as error:
         raise CheckpointError(f"the prompt {error} is not in {source}", remedy=_ISSUE) from None
     except (DataError, ConfigError, TypeError) as error:
         what = error.what if isinstance(error, HoldfastError) else "its settings are not those of holdfast"
-        raise CheckpointError(
-            f"the prompts cannot be read as they were: {what}", remedy="name their place with --prompts"
-        ) from error
+        remedy = "name their place with --prompts"
+        raise CheckpointError(f"the prompts cannot be read as they were: {what}", remedy=remedy) from error
     found = read_prompts(measured, source=source, **shape)
     _same(f"the data {source}", record.bound["data_sha256"], found.data_sha256)
     by_id = dict(zip(found.ids, zip(found.cluster, found.categories, strict=True), strict=True))
     stated = zip(rows.ids, rows.cluster.tolist(), rows.category, strict=True)
     if any(by_id[name] != (cluster, category) for name, cluster, category in stated):
         raise CheckpointError("the table's clusters or categories are not those of the prompts", remedy=_ISSUE)
-    if sequential and found.ids != ids:
+    if shape["sequential"] and found.ids != ids:
         raise CheckpointError("the prompts are in another order than when they were measured", remedy=_ISSUE)
     place, stated_sha256 = record.places["splits"], record.bound["splits_sha256"]
     if place is None:
@@ -237,11 +224,9 @@ def _tokenizer(record: CertificateRecord, side: str, ref: str | Path, moved: str
 
 def _require_opening(record: CertificateRecord, rows: Table, ledger: Ledger, ids: list[str]) -> None:
     kept = rows.keep if isinstance(rows, Classes) else None
-    claim = claim_of(
-        record, record.bound["before_sha256"], record.trained_sha256, claims_of(record),
-        categories=dict(zip(rows.ids, rows.category, strict=True)),
-        keep=None if kept is None else dict(zip(rows.ids, kept, strict=True)),
-    )  # fmt: skip
+    keep = None if kept is None else dict(zip(rows.ids, kept, strict=True))
+    models = record.bound["before_sha256"], record.trained_sha256
+    claim = claim_of(record, *models, claims_of(record), dict(zip(rows.ids, rows.category, strict=True)), keep)
     _same("the claim entered in the ledger", record.openings["claim"], claim.sha256)
     if not ledger.path.is_file():
         raise CheckpointError(f"the ledger of openings {ledger.path} is missing", remedy="name its place with --ledger")
@@ -259,10 +244,8 @@ def require_entered(record: CertificateRecord, table: Table, ids: list[str], led
             remedy="restore the ledger that the certificate was entered in, or certify again into another folder",
         )
     if not ledger.came_to(record.openings["claim"], ids, outcome_lines(table, record.tau)):
-        raise CheckpointError(
-            f"{ledger.path}: this opening came to something else than the certificate's table says",
-            remedy="restore the table and the certificate that were issued",
-        )
+        what = f"{ledger.path}: this opening came to something else than the certificate's table says"
+        raise CheckpointError(what, remedy="restore the table and the certificate that were issued")
 
 
 def _same(what: str, expected: str, found: str) -> None:

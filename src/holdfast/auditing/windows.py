@@ -2,13 +2,11 @@
 
 On a fast GPU encoding takes a quarter of the time of the forward passes. A thread does not hide it: what it holds of
 the interpreter's lock, the launching of kernels waits for. A launch, however, returns before its kernels have run, and
-in the gap until the device needs more the host encodes the same share of the next window as it has handed over of this
-one.
+in the gap until the device needs more the host encodes of the next window the share that it has handed over of this.
 """
 
 import gc
 import math
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +16,21 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.auditing.batches import INERT
 from holdfast.auditing.endpoint import EndpointLaunch
-from holdfast.auditing.measure import Count, Launch, Measurer, Progress, Sides, counter
-from holdfast.auditing.noise import floor_between, noise_floor, second_pass
+from holdfast.auditing.measure import (
+    Count,
+    Launch,
+    Measurer,
+    Progress,
+    Sides,
+    counter,
+    floor_between,
+    noise_floor,
+    second_pass,
+)
 from holdfast.auditing.pair import NAMES, Name, Pair
-from holdfast.auditing.partial_results import PartialResults
-from holdfast.auditing.scoring import INERT
+from holdfast.auditing.results import PartialResults
 from holdfast.auditing.sharing import ALONE, Sharing
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, DataError
@@ -50,10 +57,7 @@ class Window:
 
 
 def layout(streams: Mapping[str, ExampleStream], size: int) -> list[tuple[str, int]]:
-    """Role and size of every window: `size`, after a few smaller ones at the start, where the device has to wait.
-
-    What is left for the last two is halved: a window of a few examples takes as long to launch as a large one.
-    """
+    """Role and size of every window: small ones first, where the device waits; the last two of a role are even."""
     windows, following = [], min(FIRST, size)
     for role, stream in streams.items():
         left = stream.n
@@ -66,10 +70,7 @@ def layout(streams: Mapping[str, ExampleStream], size: int) -> list[tuple[str, i
 
 
 class WindowPrefetcher:
-    """The windows in order; `take` gives one, `advance` works on the one after it.
-
-    Windows that are not `wanted`, by their number, are read but not encoded.
-    """
+    """The windows in order: `take` gives one, `advance` works on the next; those not `wanted` are read, not encoded."""
 
     def __init__(
         self, streams: Mapping[str, ExampleStream], size: int, encode: Callable[[list[Example]], list[Encoded]],
@@ -83,8 +84,7 @@ class WindowPrefetcher:
         self._error: Exception | None = None
 
     def __iter__(self) -> Iterator[Window]:
-        while (window := self.take()) is not None:
-            yield window
+        yield from iter(self.take, None)
         next(self._examples, None)  # where the last stream sees whether its source has changed
 
     def take(self) -> Window | None:
@@ -102,17 +102,14 @@ class WindowPrefetcher:
 
     def advance(self, share: float) -> None:
         """Read and encode up to this share of the next window; its faults wait until it is taken."""
-        window = self._next
-        if window is None or self._error is not None:
+        if (window := self._next) is None or self._error is not None:
             return
         missing = min(window.size, math.ceil(share * window.size)) - len(window.examples)
-        if missing <= 0:
-            return
         try:
-            more = list(islice(self._examples, missing))
-            if self._wanted(window.number):
-                window.encoded += self._encode(self._sharing.own(more, start=len(window.examples)))
-            window.examples += more
+            if more := list(islice(self._examples, max(0, missing))):
+                if self._wanted(window.number):
+                    window.encoded += self._encode(self._sharing.own(more, start=len(window.examples)))
+                window.examples += more
         except Exception as error:  # noqa: BLE001  (raised by `take`)
             self._error = error
 
@@ -123,8 +120,7 @@ class Windows:
     def __init__(
         self, streams: Mapping[str, ExampleStream], pair: Pair, *, max_length: int | None, sharing: Sharing = ALONE
     ) -> None:
-        self.streams, self.pair, self.max_length, self.size = streams, pair, max_length, WINDOW
-        self.sharing = sharing
+        self.streams, self.pair, self.max_length, self.size, self.sharing = streams, pair, max_length, WINDOW, sharing
         self.count = len(layout(streams, self.size))
         self.n = sum(stream.n for stream in streams.values())
         chat = any(stream.chat for stream in streams.values())
@@ -188,10 +184,7 @@ def require_served(windows: Windows, first_k: int) -> None:
 
 
 def _require_same_model(windows: Windows, parts: PartialResults, measurer: Measurer, side: Name) -> None:
-    """Ask for the first example once more: a server may have been given another model since, also between two starts.
-
-    `INERT` is what rounding is allowed to do.
-    """
+    """Ask for the first example once more: a server may have been given another model, also between two starts."""
     item = windows.encode([next(iter(next(iter(windows.streams.values()))))], side)[0]
     again = measurer.launch((side,), [item]).columns()[f"nll_{side}"][0]
     gap = abs(again - parts.read(side, 0)[f"nll_{side}"][0]) / item.n_labels
@@ -215,27 +208,26 @@ class _Pass:
 
     def run(self, count: Count) -> None:
         """Launch and store the windows, each stored when the next one is launched: the device has work throughout."""
-        windows, parts, name = self.windows, self.parts, self.name
+        windows, parts = self.windows, self.parts
         # What was measured before an interruption, the first process knows.
-        stored = self.sharing.first(lambda: [parts.has(name, number) for number in range(windows.count)])
+        stored = self.sharing.first(lambda: [parts.has(self.name, number) for number in range(windows.count)])
         if self.noise or not all(stored):
             self.measurer.check(self.sides, windows.encode(windows.sampled[:1], self.sides[0])[0])
         ahead = 0 if self.sides[0] in windows.pair.served else 1  # a server may fail, and its results are here already
-        waiting: deque[Window] = deque()
+        waiting: list[Window] = []
         for window in self._launched(stored, count):
             waiting.append(window)
             if len(waiting) > ahead:
-                self._store(waiting.popleft())
+                self._store(waiting.pop(0))
         for window in waiting:
             self._store(window)
-        if not self.noise:
-            return
-        for number in np.flatnonzero(stored):
-            self._keep(parts.read(name, int(number)))
-        if self.second is not None:
-            parts.write_noise(floor_between(self.first, self.second, self.unit))
-        else:
-            parts.write_noise(noise_floor(self.measurer, windows.encode(windows.sampled, "before"), self.unit))
+        if self.noise:
+            for number in np.flatnonzero(stored):
+                self._keep(parts.read(self.name, int(number)))
+            if self.second is not None:
+                parts.write_noise(floor_between(self.first, self.second, self.unit))
+            else:
+                parts.write_noise(noise_floor(self.measurer, windows.encode(windows.sampled, "before"), self.unit))
 
     @cached_property
     def second(self) -> Launch | EndpointLaunch | None:
@@ -275,10 +267,8 @@ class _Pass:
         if not self.sharing.leads:
             return
         if "before" in self.sides:
-            columns |= {
-                "id": [example.id for example in window.examples], "role": [window.role] * window.size,
-                "category": [example.category for example in window.examples],
-            }  # fmt: skip
+            columns |= {name: [getattr(example, name) for example in window.examples] for name in ("id", "category")}
+            columns["role"] = [window.role] * window.size
         self.parts.write(self.name, window.number, columns, window.facts)
         if self.noise:
             self._keep(columns)

@@ -24,8 +24,8 @@ def rate(name: str, value: object, *, zero: bool = False) -> float:
     """Returns `value` as a float if it is a share in (0, 1), or in [0, 1) where zero is allowed."""
     x = number(value)
     if not (0 < x < 1 or (zero and x == 0)):
-        expected = f"{'0 <=' if zero else '0 <'} {name} < 1"
-        raise ConfigError(f"{name} = {value!r}, expected a share with {expected}", remedy=f"set {name} to, say, 0.05")
+        what = f"{name} = {value!r}, expected a share with {'0 <=' if zero else '0 <'} {name} < 1"
+        raise ConfigError(what, remedy=f"set {name} to, say, 0.05")
     return x
 
 
@@ -35,17 +35,12 @@ def grid_alpha(alpha: object) -> float:
 
 
 def confidence_level(confidence: object, parts: object = 1) -> float:
-    """Returns delta / parts, delta = 1 - confidence in decimals: 0.95 gives 0.05, not 0.05 + 4e-17.
-
-    `parts` is the number of tests that share delta: openings of a split, categories, or both multiplied.
-    """
+    """Returns delta / parts for tests that share delta = 1 - confidence: 0.95 gives 0.05, not 0.05 + 4e-17."""
     x = number(confidence)
     if not LEAST_CONFIDENCE <= x < 1:
         hint = f"; 1 - {x:g} may be meant" if 0 < x < LEAST_CONFIDENCE else ""
-        raise ConfigError(
-            f"confidence = {confidence!r}, expected {LEAST_CONFIDENCE:g} <= confidence < 1{hint}",
-            remedy="set confidence to 0.95, or another share of at least one half and below one",
-        )
+        what = f"confidence = {confidence!r}, expected {LEAST_CONFIDENCE:g} <= confidence < 1{hint}"
+        raise ConfigError(what, remedy="set confidence to 0.95, or another share of at least one half and below one")
     return float((1 - exact(x)) / count("parts", parts, least=1))
 
 
@@ -57,9 +52,8 @@ def exact(value: float) -> Fraction:
 def count(name: str, value: object, *, least: int = 0) -> int:
     """Returns `value` as an int if it is a whole number >= least; True and 3.0 are not."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
-        raise ConfigError(
-            f"{name} = {value!r}, expected a whole number >= {least}", remedy=f"give {name} as a count, such as {least}"
-        )
+        what = f"{name} = {value!r}, expected a whole number >= {least}"
+        raise ConfigError(what, remedy=f"give {name} as a count, such as {least}")
     return int(value)
 
 
@@ -71,15 +65,11 @@ def tally(regressions: object, n: object) -> tuple[int, int]:
     if size == 0:
         raise DataError("n = 0: no prompts, expected at least one", remedy="measure prompts first")
     if k > size:
-        raise DataError(
-            f"regressions = {k} of n = {size}, expected at most n",
-            remedy="give the number of regressed prompts first, then the number of all prompts",
-        )
+        what = f"regressions = {k} of n = {size}, expected at most n"
+        raise DataError(what, remedy="give the number of regressed prompts first, then the number of all prompts")
     return k, size
 
 
 def number(value: object) -> float:
     """Returns a real number as a float; NaN for anything else, True included."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return math.nan
-    return float(value)
+    return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)

@@ -1,7 +1,5 @@
 """From degradations to the verdict: the statistical part of a certificate, as a function of its table alone.
 
-Certifying and verifying both call `assess`, so that what is verified is what was computed.
-
 | kind         | what the sentence speaks of            | test                                                     |
 |--------------|----------------------------------------|----------------------------------------------------------|
 | fixed        | the unit                               | that of `share`                                          |
@@ -15,11 +13,9 @@ its prompts does, and a NaN regresses. Nothing is certified while more than alph
 
 The fixed sequence is Learn-then-Test: strengths are tested in an order fixed beforehand, each at the full level, until
 the first failure. A false pass needs the first truly violating strength of the sequence to pass, one event of
-probability at most the level. So no share of delta is lost to the search, whatever the dependence between strengths and
-whether or not harm grows with strength. Testing past a failure would break this.
+probability at most the level: no share of delta is lost to the search, whatever the dependence between strengths.
+Testing past a failure would break this.
 """
-
-from __future__ import annotations
 
 import itertools
 import math
@@ -27,7 +23,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +33,7 @@ from holdfast.certification.binomial import p_value
 from holdfast.certification.certificate import Certificate, certify_counts
 from holdfast.certification.sequential import EProcess
 from holdfast.certification.share import Counted, ShareTest, certify_categories, grouped
-from holdfast.certification.statement import statement
-from holdfast.certification.terms import Rows, Terms
+from holdfast.certification.terms import Rows, Terms, statement
 from holdfast.core.errors import CheckpointError, ConfigError
 
 STRENGTHS: tuple[float, ...] = tuple(tenth / 10 for tenth in range(1, 11))
@@ -46,10 +41,7 @@ STRENGTHS: tuple[float, ...] = tuple(tenth / 10 for tenth in range(1, 11))
 
 @dataclass(frozen=True)
 class Tested:
-    """One strength (the factor on the adapter's change of the weights), what was counted at it, and whether it passed.
-
-    `p_value` is of H0 "more than alpha regress at this strength"; `passed` is set by `fixed_sequence`.
-    """
+    """One strength (the factor on the adapter's change of the weights), its test, and whether it passed."""
 
     strength: float
     regressions: int
@@ -58,22 +50,16 @@ class Tested:
     passed: bool = False
 
     @classmethod
-    def binomial(cls, strength: float, regressions: int, n: int, alpha: float) -> Tested:
-        """Returns the exact binomial test at one strength."""
+    def binomial(cls, strength: float, regressions: int, n: int, alpha: float) -> Self:
         return cls(strength, int(regressions), int(n), p_value(regressions, n, alpha))
 
 
 def fixed_sequence(strengths: Sequence[float], test: Callable[[float], Tested], level: float) -> list[Tested]:
-    """Returns the tested strengths in order, the last of them the first failure unless all passed.
-
-    `test` measures one strength; it is not called after a failure.
-    """
+    """Returns the tested strengths in order; nothing is measured after the first failure."""
     finite = len(strengths) > 0 and all(math.isfinite(s) and s > 0 for s in strengths)
     if not finite or any(b <= a for a, b in itertools.pairwise(strengths)):
-        raise ConfigError(
-            f"strengths = {list(strengths)}, expected positive numbers in increasing order",
-            remedy="use the default 0.1, 0.2, ..., 1.0",
-        )
+        what = f"strengths = {list(strengths)}, expected positive numbers in increasing order"
+        raise ConfigError(what, remedy="use the default 0.1, 0.2, ..., 1.0")
     if isinstance(level, bool) or not 0 < level < 1:
         raise ConfigError(f"level = {level!r}, expected 0 < level < 1", remedy="pass delta, such as 0.05")
     tested: list[Tested] = []
@@ -97,9 +83,8 @@ def assess(rows: Rows, terms: Terms) -> dict[str, Any]:
         raise _unfit("it has no rows")
     if (terms.kind == "strength") == bool(np.isnan(rows.strength).any()):
         raise _unfit("strengths are given where there should be none, or missing")
-    blank: dict[str, Any] = {"categories": None, "strength": None, "sequential": None, "e_value": None}
-    blank |= {"level": terms.level, "examples": len(rows.ids), "certified_tau": None}
-    blank |= {"drawn": terms.drawn, "max_weight": terms.max_weight}
+    blank: dict[str, Any] = dict.fromkeys(("categories", "strength", "sequential", "e_value", "certified_tau"))
+    blank |= {"level": terms.level, "examples": len(rows.ids), "drawn": terms.drawn, "max_weight": terms.max_weight}
     return blank | _KINDS[terms.kind](rows, terms)
 
 
@@ -165,7 +150,7 @@ def _per_category(rows: Rows, terms: Terms) -> dict[str, Any]:
     if any(name is None for name in rows.category):
         raise _unfit("prompts without a category")
     labels = np.array(rows.category, dtype=object)
-    pieces = {name: rows.at(labels == name) for name in sorted(set(labels))}
+    pieces = {name: rows.at(np.flatnonzero(labels == name).tolist()) for name in sorted(set(labels))}
     verdicts = certify_categories(
         {name: (piece.regressed(terms.tau), piece.cluster) for name, piece in pieces.items()},
         terms.alpha, terms.confidence, openings=terms.parts, drawn=terms.drawn, max_weight=terms.max_weight,
@@ -190,7 +175,8 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
     measured = list(dict.fromkeys(rows.strength.tolist()))
     if tuple(measured) != STRENGTHS[: len(measured)]:
         raise _unfit("the strengths are not those of the fixed sequence")
-    tests = {strength: terms.test(rows.at(rows.strength == strength)) for strength in measured}
+    places = {strength: np.flatnonzero(rows.strength == strength).tolist() for strength in measured}
+    tests = {strength: terms.test(rows.at(where)) for strength, where in places.items()}
     tested = fixed_sequence(measured, lambda strength: _tested(strength, tests[strength]), terms.level)
     if len(tested) != len(measured) or (tested[-1].passed and len(tested) < len(STRENGTHS)):
         raise _unfit("the strengths do not end at the first failure")
@@ -207,13 +193,12 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
         text = f"{terms.confident}, at adapter strength {chosen:g}, the largest that passed, {said} ({counts})."
     return _figures(shown) | {
         "certified": chosen is not None, "statement": text, "upper_bound": bound,
-        "examples": int(np.count_nonzero(rows.strength == measured[0])),
+        "examples": len(places[measured[0]]),
         "strength": {"chosen": chosen, "tested": [asdict(outcome) for outcome in tested]},
     }  # fmt: skip
 
 
 def tested_at(rows: Rows, strength: float, terms: Terms) -> Tested:
-    """Returns the test at one strength, on the rows measured at it."""
     return _tested(strength, terms.test(rows))
 
 
@@ -222,12 +207,7 @@ def _tested(strength: float, test: ShareTest) -> Tested:
 
 
 def smallest_tau(degradations: NDArray[np.float64], certifies: Callable[[float], bool]) -> float | None:
-    """Returns the smallest tau at which a test certifies; None where no finite degradation will do.
-
-    Regressions fall as tau grows, and only at the degradations themselves; so the smallest tau is one of these, and
-    bisection over them finds it for any test that one regression more never lets certify. For the exact binomial test
-    it is D_(r), r the smallest rank with P(Bin(n, 1 - alpha) <= r - 1) >= 1 - delta.
-    """
+    """Returns the smallest tau that certifies, one of the finite degradations, found by bisection; or None."""
     values = np.unique(degradations)
     finite = values[np.isfinite(values)].tolist()
     place = bisect_left(finite, True, key=certifies)

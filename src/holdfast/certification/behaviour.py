@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from holdfast.certification.arguments import exact
 from holdfast.certification.assessment import assess
-from holdfast.certification.statement import Words
-from holdfast.certification.terms import Rows, Terms
+from holdfast.certification.terms import Rows, Terms, Words
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.percent import exact_percent, percent
 
@@ -60,11 +59,7 @@ CLASSES = (*(str(claim.value) for claim in Claimed), UNSORTED)
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of all replies, one row a prompt: of the model before, of the same asked again, of the model after.
-
-    `cluster` numbers groups of near-duplicates. `keep` is per prompt the class that its set keeps, where prompts of
-    several sets are asked together: a claim counts those of its own. A refused everyday prompt is no refusal to keep.
-    """
+    """Classes of all replies, a row a prompt; `again`: of the model before, asked twice; `keep`: what its set keeps."""
 
     ids: Sequence[str]
     cluster: NDArray[np.int64]
@@ -75,20 +70,16 @@ class Classes:
     keep: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        columns = (self.category, self.before, self.again, self.after, self.keep or self.ids)
-        sound = all(len(column) == len(self.ids) for column in columns) and len(self.cluster) == len(self.ids)
-        if not sound or not {*self.before, *self.again, *self.after, *(self.keep or ())} <= set(CLASSES):
-            raise CheckpointError(
-                "the table of reply classes has columns of unlike length, or a class that does not exist",
-                remedy="restore it, or certify again",
-            )
+        classes = [self.before, self.again, self.after, *([self.keep] if self.keep else [])]
+        lengths = {len(self.cluster), *map(len, (self.ids, self.category, *classes))}
+        if len(lengths) > 1 or not set().union(*classes) <= set(CLASSES):
+            what = "the table of reply classes has columns of unlike length, or a class that does not exist"
+            raise CheckpointError(what, remedy="restore it, or certify again")
 
     def rows(self, claim: Claimed) -> Rows:
         """The counted prompts, D = 1 where the behaviour was lost and 0 where it was kept."""
-        places = self._counted(claim)
-        lost = [LOST if self.after[i] != claim else KEPT for i in places]
-        ids, categories = [self.ids[i] for i in places], [self.category[i] for i in places]
-        return Rows(ids, np.array(lost), self.cluster[places], categories, np.full(len(places), np.nan))
+        lost = np.array([LOST if now != claim else KEPT for now in self.after])
+        return Rows(self.ids, lost, self.cluster, self.category, np.full(len(lost), np.nan)).at(self._counted(claim))
 
     def _kept(self, claim: Claimed) -> list[int]:
         return [i for i in range(len(self.ids)) if self.keep is None or self.keep[i] == claim]

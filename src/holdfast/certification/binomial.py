@@ -29,11 +29,7 @@ def p_value(regressions: int, n: int, alpha: float) -> float:
 
 
 def upper_bound(regressions: int, n: int, confidence: float = 0.95, *, parts: int = 1) -> float:
-    """Returns the Clopper-Pearson upper bound of the regressing share at level (1 - confidence) / parts.
-
-    The smallest rate of ten significant digits whose p-value is at most the level: the real-valued bound rounded
-    up, and <= alpha exactly when the test at alpha certifies.
-    """
+    """Returns the Clopper-Pearson bound at (1 - confidence) / parts, ten digits: <= alpha exactly where certified."""
     return _upper_bound(*tally(regressions, n), confidence_level(confidence, parts))
 
 
@@ -65,10 +61,8 @@ def fewest_prompts(alpha: float, confidence: float = 0.95, regressions: int = 0,
     """Returns the smallest n at which `regressions` still certify; for none it is ceil(ln delta / ln(1 - alpha))."""
     found = _fewest(count("regressions", regressions), grid_alpha(alpha), confidence_level(confidence, parts))
     if found > LARGEST_COUNT:
-        raise ConfigError(
-            f"alpha = {alpha!r} at confidence {confidence!r} needs more than {LARGEST_COUNT:.0e} prompts",
-            remedy="choose a larger alpha",
-        )
+        what = f"alpha = {alpha!r} at confidence {confidence!r} needs more than {LARGEST_COUNT:.0e} prompts"
+        raise ConfigError(what, remedy="choose a larger alpha")
     return found
 
 
@@ -111,10 +105,8 @@ class Rate:
 
     def __post_init__(self) -> None:
         if not (self.n >= 1 and 0 <= self.hits <= self.n):
-            raise DataError(
-                f"a rate of {self.hits} in {self.n}, expected 0 <= hits <= n and n >= 1",
-                remedy="measure on at least one example",
-            )
+            what = f"a rate of {self.hits} in {self.n}, expected 0 <= hits <= n and n >= 1"
+            raise DataError(what, remedy="measure on at least one example")
 
     @property
     def value(self) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 from holdfast.certification import binomial, finite_pool
 from holdfast.certification.arguments import confidence_level, count, tally
 from holdfast.certification.share import require_enough, with_raw_share
-from holdfast.certification.statement import Words, claim, confident, verdict
+from holdfast.certification.terms import Words, claim, confident, verdict
 from holdfast.core.percent import exact_percent
 
 
@@ -31,7 +31,6 @@ class Certificate:
 
     @property
     def certified(self) -> bool:
-        """The verdict: p_value <= level."""
         return self.p_value <= self.level
 
     def statement(self, regress: str = "regress") -> str:
@@ -47,7 +46,6 @@ class Certificate:
         return verdict(self.certified, said, counts, self.upper_bound, confident(self.confidence, self.openings))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the fields by name, with the verdict and the statement."""
         return {**asdict(self), "certified": self.certified, "statement": self.statement()}
 
 

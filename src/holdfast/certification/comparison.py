@@ -1,11 +1,8 @@
 """Two runs compared on the same prompts, and two methods compared over seeds.
 
-Prompts within one seed measure the sampling of prompts; seeds measure the variation of training. The two are reported
-side by side and never pooled: prompts of several seeds are not independent, and an interval over all of them would be
-too narrow.
+Prompts within one seed measure the sampling of prompts; seeds measure the variation of training. They are never pooled:
+prompts of several seeds are not independent, and an interval over all of them would be too narrow.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -25,10 +22,9 @@ WEAK_SEEDS = 5  # with 4 seeds the t interval is still 1.6 sd to each side
 
 @dataclass(frozen=True)
 class PromptComparison:
-    """Violations of A and B on the same n prompts, within one seed; only_a and only_b are the discordant pairs b and c.
+    """Violations of A and B on the same n prompts, within one seed.
 
-    `lower` and `upper` are Newcombe's paired interval (his method 10) of the difference, rate of A minus rate of B,
-    `p_value` is of the exact two-sided McNemar test of "A and B violate equally often".
+    `lower` and `upper` are Newcombe's paired interval of rate A minus rate B, `p_value` is of the exact McNemar test.
     """
 
     n: int
@@ -71,9 +67,8 @@ def compare_prompts(
     """Compares two runs prompt by prompt; entry i of both speaks of the same prompt."""
     a, b = _outcomes("A", a_violated), _outcomes("B", b_violated)
     if len(a) != len(b):
-        raise DataError(
-            f"A has {len(a)} prompts and B has {len(b)}, expected the same prompts", remedy="audit both on one data set"
-        )
+        what = f"A has {len(a)} prompts and B has {len(b)}, expected the same prompts"
+        raise DataError(what, remedy="audit both on one data set")
     both, only_a, only_b = int((a & b).sum()), int((a & ~b).sum()), int((b & ~a).sum())
     table = (both, only_a, only_b, len(a) - both - only_a - only_b)
     lower, upper = newcombe_interval(*table, confidence)
@@ -84,10 +79,7 @@ def compare_prompts(
 
 
 def mcnemar_p_value(only_a: int, only_b: int) -> float:
-    """Returns min(1, 2 P(Bin(b + c, 1/2) <= min(b, c))): twice the smaller tail, capped at one.
-
-    The binomial is symmetric, so this equals the usual exact test that adds up all outcomes as unlikely.
-    """
+    """Returns min(1, 2 P(Bin(b + c, 1/2) <= min(b, c))): the binomial is symmetric, so this is the usual exact test."""
     discordant = only_a + only_b
     return min(1.0, 2 * float(tail(min(only_a, only_b), discordant, 0.5))) if discordant else 1.0
 
@@ -106,19 +98,16 @@ def newcombe_interval(both: int, only_a: int, only_b: int, neither: int, confide
         product = max(product - n / 2, 0.0)
     margins = (both + only_a) * (only_b + neither) * (both + only_b) * (only_a + neither)
     phi = product / math.sqrt(margins) if margins else 0.0
-    low, high = (
-        math.sqrt(max(x * x - 2 * phi * x * y + y * y, 0.0)) for x, y in ((below_a, above_b), (above_a, below_b))
-    )
+    sides = (below_a, above_b), (above_a, below_b)
+    low, high = (math.sqrt(max(x * x - 2 * phi * x * y + y * y, 0.0)) for x, y in sides)
     return max(a - b - low, -1.0), min(a - b + high, 1.0)
 
 
 def compare_seeds(differences: Sequence[float], confidence: float = 0.95) -> SeedComparison:
     """Returns mean +- t_{S-1} sd / sqrt(S) of S seed-level paired differences, one number per seed."""
-    for value in differences:
-        if not math.isfinite(number(value)):
-            raise DataError(
-                f"a seed's difference is {value!r}, expected a finite number", remedy="pass one number per seed"
-            )
+    if strange := [value for value in differences if not math.isfinite(number(value))]:
+        what = f"a seed's difference is {strange[0]!r}, expected a finite number"
+        raise DataError(what, remedy="pass one number per seed")
     values = np.array(differences, dtype=np.float64)
     seeds = len(values)
     if seeds < 2:
@@ -149,8 +138,6 @@ def _wilson(hits: int, n: int, z: float) -> tuple[float, float, float]:
 def _outcomes(name: str, violated: Sequence[bool] | NDArray[np.bool_]) -> NDArray[np.bool_]:
     values = np.asarray(violated)
     if values.ndim != 1 or values.size == 0 or values.dtype != np.bool_:
-        raise DataError(
-            f"{name}: outcomes of shape {values.shape} and type {values.dtype}, expected a vector of booleans",
-            remedy="pass one truth value per prompt: whether it violates",
-        )
+        what = f"{name}: outcomes of shape {values.shape} and type {values.dtype}, expected a vector of booleans"
+        raise DataError(what, remedy="pass one truth value per prompt: whether it violates")
     return values

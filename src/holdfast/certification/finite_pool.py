@@ -46,8 +46,7 @@ def allowed_bad(pool: int, alpha: float) -> int:
 def tail(k: int, n: int, pool: int, bad: int) -> float:
     """Returns P(Hyp(pool, bad, n) <= k).
 
-    The terms are built outwards from the largest by their ratios and divided by their sum: unlike differences of
-    log-gammas, this keeps twelve digits for lists of a million.
+    Terms are built by their ratios outwards from the largest: log-gammas lose digits for lists of a million.
     """
     first, last = max(0, n - (pool - bad)), min(n, bad)
     if k < first:
@@ -65,13 +64,9 @@ def _sample(regressions: object, n: object, pool: object) -> tuple[int, int, int
     k, size = tally(regressions, n)
     total = count("pool", pool, least=1)
     if total > LARGEST_POOL:
-        raise ConfigError(
-            f"a pool of {total} prompts, expected at most {LARGEST_POOL:,}",
-            remedy="leave `pool` out: a sample of so large a list is one of an open source",
-        )
+        what = f"a pool of {total} prompts, expected at most {LARGEST_POOL:,}"
+        raise ConfigError(what, remedy="leave `pool` out: a sample of so large a list is one of an open source")
     if size > total:
-        raise DataError(
-            f"n = {size} prompts from a list of {total}, expected n <= pool",
-            remedy="count each prompt of the list once, or leave `pool` out when prompts come from an open source",
-        )
+        remedy = "count each prompt of the list once, or leave `pool` out when prompts come from an open source"
+        raise DataError(f"n = {size} prompts from a list of {total}, expected n <= pool", remedy=remedy)
     return k, size, total

@@ -49,28 +49,21 @@ REMEDIES = {
 
 
 class Shown(StrEnum):
-    """What a share of losses shows of its limit."""
-
     OVER = "over"
     WITHIN = "within"
     NOT_SHOWN = "not shown"
 
 
 def shown(upper: float, limit: float, *, over: bool) -> Shown:
-    """The one rule by which a figure is called within its limit: its upper 95 % bound is.
-
-    `over` says whether the figure fails, which ends a command with exit code 4.
-    """
+    """The one rule by which a figure is within its limit: its upper 95 % bound is; `over`: the command ends with 4."""
     return Shown.OVER if over else Shown.WITHIN if exact(upper) <= exact(limit) else Shown.NOT_SHOWN
 
 
 def degraded_words(uppers: Iterable[float], alpha: float, *, over: bool) -> str:
     """The same for shares of degraded examples, in the words that end a line."""
-    return {
-        Shown.OVER: "OVER the limit",
-        Shown.WITHIN: "within the limit",
-        Shown.NOT_SHOWN: "not shown to be within the limit: an upper bound is above it",
-    }[shown(max(uppers, default=1.0), alpha, over=over)]
+    found = shown(max(uppers, default=1.0), alpha, over=over)
+    beyond = "not shown to be within the limit: an upper bound is above it"
+    return beyond if found is Shown.NOT_SHOWN else f"{'OVER' if found is Shown.OVER else 'within'} the limit"
 
 
 @dataclass(frozen=True)
@@ -110,7 +103,7 @@ class Kept:
 
     @property
     def high(self) -> float:
-        return _upper_bound(self.kept, self.of) if self.of else 1.0
+        return self._upper(self.kept)
 
     @property
     def passed(self) -> bool:
@@ -125,7 +118,12 @@ class Kept:
     @property
     def _most_lost(self) -> float:
         """The upper 95 % bound of the loss."""
-        return _upper_bound(self.of - self.kept, self.of) if self.of else 1.0
+        return self._upper(self.of - self.kept)
+
+    def _upper(self, hits: int) -> float:
+        from holdfast.certification.binomial import upper_bound  # scipy, which the command line's help does without
+
+        return upper_bound(hits, self.of) if self.of else 1.0
 
     @property
     def bounds(self) -> str:
@@ -137,13 +135,14 @@ class Kept:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """A stored figure; what follows from its counts is computed again."""
         return cls(int(values["kept"]), int(values["of"]), float(values["limit"]), int(values.get("unsorted", 0)))
 
     def verdict(self) -> str:
         if self.shown is not Shown.NOT_SHOWN:
             return "within the limit" if self.passed else "OVER the limit"
-        if self.of < (fewest := _fewest(self.limit)):
+        from holdfast.certification.binomial import fewest_prompts
+
+        if self.of < (fewest := fewest_prompts(self.limit)):
             return f"not shown: {self.of} groups are too few, {fewest} may show it"
         return f"not shown: up to {percent_up(self._most_lost)} may be lost"
 
@@ -165,9 +164,7 @@ def kept_groups(groups: Sequence[int], kept: Sequence[bool]) -> tuple[int, int]:
 
 def failures(figures: Mapping[str, Kept]) -> Iterator[tuple[str, str]]:
     """Yields (cause, remedy) of every figure that failed, poor coverage first."""
-    for name, words in REMEDIES.items():
-        if name in figures and not figures[name].passed:
-            yield words
+    yield from (words for name, words in REMEDIES.items() if name in figures and not figures[name].passed)
 
 
 def way_back(result: Mapping[str, Any]) -> str:
@@ -184,15 +181,3 @@ def stored_figures(result: Mapping[str, Any]) -> dict[str, Kept]:
     """The figures of a run's result; empty where its behaviour was not watched."""
     stored = result.get("behaviour") or {}
     return {name: Kept.from_json(stored[name]) for name in FIGURES if name in stored}
-
-
-def _upper_bound(hits: int, n: int) -> float:
-    from holdfast.certification.binomial import upper_bound  # scipy, which the command line's help does without
-
-    return upper_bound(hits, n)
-
-
-def _fewest(limit: float) -> int:
-    from holdfast.certification.binomial import fewest_prompts
-
-    return fewest_prompts(limit)

@@ -9,19 +9,33 @@ The file holds ids and hashes, never text:
 | `looks`    | audits                                                                                             |
 | `closed`   | certify shares of runs: run folder, safety set, openings declared                                  |
 | `texts`    | by id, a hash of the prompt's normalised text                                                      |
-| `sketches` | by id, hashes of some of its shingles (`sketches.py`)                                              |
+| `sketches` | by id, hashes of some of its shingles                                                              |
 
 Version 1 had neither `closed` nor `sketches`. It is read; its prompts are recognised by id and text alone.
+
+Prompts that were seen before, nearly, are recognised without their text. A prompt's mark (`data/shingles.py`) holds a
+hash of its text and those of all its word 3-shingles. Of a prompt that was opened the smallest 32 are kept, its sketch:
+a sample of its shingles, and all of them up to 34 words. With S the sketch, N the hashes of a prompt now, and N' those
+of N up to the largest of S (N itself, where S is all),
+
+    |S and N| / |S| >= 4/5   the prompt of before is inside the one of now, or
+    |S and N'| / |N'| >= 4/5 the one of now is inside the one of before (N' of three hashes or more, or N itself):
+
+then it is no fresh prompt. A prompt of now inside one that is many times longer can be missed: N' is then too small.
 """
 
+import base64
+import binascii
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from holdfast.certification.sketches import decoded, read_mark, seen, sketch
+import numpy as np
+from numpy.typing import NDArray
+
 from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError
 from holdfast.core.files import read_json, unwritable
 from holdfast.core.hashing import sha256_json, sha256_lines
@@ -36,14 +50,16 @@ State = Mapping[str, Any]
 Texts = Mapping[str, str]
 LOOKED = ("template", "tokenizer", "max_length")  # settings that change the figures of an audit
 JUDGE = "judge"  # name, revision and longest reply, where replies were judged
+KEPT = 32
+NUMERATOR, DENOMINATOR = 4, 5
+LEAST = 3
+
+Hashes = NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an opening asks: is it true that at most a share alpha of the prompts degrades by more than tau?
-
-    Degradations of the model `after` are measured against `before`; `settings` is what else decides them or the test.
-    """
+    """What an opening asks: does at most a share alpha degrade by more than tau? `settings`: what else decides it."""
 
     before_sha256: str
     after_sha256: str
@@ -62,19 +78,15 @@ class Claim:
     @property
     def look(self) -> str:
         """What an audit has in common with a certificate: all but confidence, kind and some settings."""
-        return look_sha256(
-            self.before_sha256, self.after_sha256, self.unit, self.tau, self.alpha, self.first_k, self.settings
-        )
+        names = ("before_sha256", "after_sha256", "unit", "tau", "alpha", "first_k", "settings")
+        return look_sha256(*(getattr(self, name) for name in names))
 
 
 def look_sha256(
     before_sha256: str, after_sha256: str, unit: str, tau: float, alpha: float, first_k: int,
     settings: Mapping[str, Any],
 ) -> str:  # fmt: skip
-    """Identity of a look at prompts: which two models were compared, and by which measure.
-
-    Of `settings`, as a claim has them, those that a better figure could be looked for with: `LOOKED` and the judge.
-    """
+    """Identity of a look at prompts: which two models were compared, and by which measure."""
     read = [settings.get(name) for name in LOOKED]
     read += [settings[JUDGE]] if settings.get(JUDGE) else []
     return sha256_json([before_sha256, after_sha256, unit, float(tau), float(alpha), first_k, *read])
@@ -88,10 +100,9 @@ def split_sha256(ids: Sequence[str]) -> str:
 def default_ledger(source: str) -> Path:
     """Where the openings of a safety source are written: beside a local file, else in holdfast's cache.
 
-    The cache holds one ledger for all data, so that a set shared by two sources is still seen. It is also that of
-    files in the cache: two draws of the protocol's roles are two files with many prompts in common. The place never
-    depends on what may be written: `require_writable_ledger` refuses instead. A copy of the file elsewhere has a ledger
-    of its own, which nothing can prevent.
+    The cache holds one ledger for all data, that of files in the cache included: two draws of the protocol's roles are
+    two files with many prompts in common. The place never depends on what may be written (`require_writable_ledger`). A
+    copy of the file elsewhere has a ledger of its own, which nothing can prevent.
     """
     path = Path(source).expanduser()
     root = Path(os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast").expanduser()
@@ -122,10 +133,8 @@ def read_ledger(path: Path) -> dict[str, Any]:
         logger.info("%s is a ledger of version 1: prompts entered so far are recognised by id and text alone", path)
         state = empty | state | {"version": VERSION}
     if not isinstance(state, dict) or state.get("version") != VERSION or not _sound(state):
-        raise CheckpointError(
-            f"{path} is not a ledger of openings, version {VERSION}, or is damaged",
-            remedy="restore it from a backup: without it nobody knows how often the prompts were opened",
-        )
+        remedy = "restore it from a backup: without it nobody knows how often the prompts were opened"
+        raise CheckpointError(f"{path} is not a ledger of openings, version {VERSION}, or is damaged", remedy=remedy)
     return state
 
 
@@ -135,9 +144,8 @@ def _sound(state: Mapping[str, Any]) -> bool:
         named = [entry["split"] for key in ("openings", "looks", "closed") for entry in state[key]]
         numbers = [entry[key] for entry in state["openings"] for key in ("declared", "number")]
         numbers += [entry["declared"] for entry in state["closed"]]
-        texts = [entry[key] for entry in state["openings"] for key in ("claim", "look", "kind")]
-        texts += [look["look"] for look in state["looks"]]
-        texts += [entry[key] for entry in state["closed"] for key in ("run", "set")]
+        keys = {"openings": ("claim", "look", "kind"), "looks": ("look",), "closed": ("run", "set")}
+        texts = [entry[key] for kind, names in keys.items() for entry in state[kind] for key in names]
         texts += [text for key in ("texts", "sketches") for pair in state[key].items() for text in pair]
         for coded in state["sketches"].values():
             decoded(coded)
@@ -177,10 +185,7 @@ def shared_prompts(state: State, ids: Sequence[str], texts: Texts, known: Iterab
 def _looks(
     state: State, openings: Sequence[State], ids: Sequence[str], texts: Texts, asked: set[str], shown: bool
 ) -> tuple[list[State], set[str]]:
-    """The openings that share a prompt with these, and the audits that count.
-
-    Where the claim's test is `shown` by an audit, one that asked what an opening asked (or `asked`) does not count.
-    """
+    """Openings that share a prompt, and audits that count: not those that a test `shown` by an audit was asked in."""
     looked = {entry["split"] for key in ("openings", "looks") for entry in state[key]}
     touched = {key for key in looked if shared_prompts(state, ids, texts, state["splits"][key])}
     openings = [entry for entry in openings if entry["split"] in touched]
@@ -213,9 +218,8 @@ def next_number(
 ) -> int:
     """The number of this opening among all looks at these prompts; refuses one more than declared.
 
-    An audit that asked what is claimed now, or what another opening asked, is no further look where it shows the whole
-    test (`SHOWN`): after an audit, categories, a pool or a strength can still be chosen. The same claim on a larger or
-    smaller set is one: to add prompts until a claim passes is to look again.
+    An audit that asked what is claimed now or was opened is no further look where it shows the whole test (`SHOWN`).
+    The same claim on a larger or smaller set is one: to add prompts until a claim passes is to look again.
     """
     openings, audits = _looks(state, others, ids, texts, {claim.look}, claim.kind in SHOWN)
     used = len(openings) + len(audits)
@@ -250,10 +254,7 @@ def continued(state: State, claim: Claim, ids: Sequence[str]) -> dict[str, Any] 
 def require_order_unseen(
     others: Sequence[State], state: State, ids: Sequence[str], before: Sequence[str], texts: Texts
 ) -> None:
-    """Refuse a sequence whose new prompts were looked at: put in order by outcome, any model would certify.
-
-    Another sequence in the same order fixed it before anything was seen.
-    """
+    """Refuse a sequence whose new prompts were looked at: put in order by outcome, any model would certify."""
     looks = [look["split"] for look in state["looks"]]
     for entry in others:
         if any(mine != theirs for mine, theirs in zip(ids, entry.get("sequence", [None]), strict=False)):
@@ -266,3 +267,55 @@ def require_order_unseen(
                 "sequence: their order may depend on what was seen",
                 remedy="append prompts that no audit or certificate has measured, or certify without --anytime",
             )
+
+
+class Mark(NamedTuple):
+    """A mark, read: the hash of the text, and the hashes of its shingles, ascending."""
+
+    text: str
+    hashes: Hashes
+
+
+def read_mark(mark: str) -> Mark:
+    text, _, coded = mark.partition(" ")
+    return Mark(text, decoded(coded))
+
+
+def decoded(coded: str) -> Hashes:
+    try:
+        return np.frombuffer(base64.b64decode(coded, validate=True), dtype="<u8").astype(np.uint64)
+    except binascii.Error as error:
+        raise ValueError("not hashes of shingles") from error
+
+
+def sketch(hashes: Hashes) -> str:
+    return base64.b64encode(hashes[:KEPT].astype("<u8").tobytes()).decode("ascii")
+
+
+def seen(now: Mapping[str, Hashes], before: Mapping[str, str]) -> set[str]:
+    """Names of the prompts of now that are nearly one of those with these sketches."""
+    names = [name for name, hashes in now.items() if len(hashes)]
+    if not names:
+        return set()
+    every = np.concatenate([now[name] for name in names])
+    order = np.argsort(every, kind="stable")
+    index, owner = every[order], np.repeat(np.arange(len(names)), [len(now[name]) for name in names])[order]
+    found: set[int] = set()
+    for old in (decoded(coded) for coded in before.values() if coded):
+        places = zip(np.searchsorted(index, old), np.searchsorted(index, old, side="right"), strict=True)
+        mine, shared = np.unique(np.concatenate([owner[low:high] for low, high in places]), return_counts=True)
+        pairs = zip(mine.tolist(), shared.tolist(), strict=True)
+        fresh = {new for new, both in pairs if new not in found and _near(old, now[names[new]], both)}
+        found |= fresh
+        if 100 * len(fresh) > len(names):  # variants of one template: every other one would meet them all again
+            rest = ~np.isin(owner, list(fresh))
+            index, owner = index[rest], owner[rest]
+    return {names[place] for place in found}
+
+
+def _near(old: Hashes, new: Hashes, both: int) -> bool:
+    """Whether a prompt of now is near the sketch that it shares `both` hashes with."""
+    if DENOMINATOR * both >= NUMERATOR * len(old):
+        return True
+    some = len(new) if len(old) < KEPT else int(np.searchsorted(new, old[-1], side="right"))
+    return DENOMINATOR * both >= NUMERATOR * some and some >= min(LEAST, len(new))

@@ -12,11 +12,9 @@ measured, so that a look that ended badly counts too.
 - A sequence of prompts that arrive over time is one opening, whose prompts may only grow at the end, by prompts that
   nothing has looked at: their order must not depend on outcomes.
 
-A prompt is shared when its id or its normalised text is, or when one of the two texts holds 4/5 of the other's word
-3-shingles (`sketches.py`): another completion, case, spacing or introduction makes no fresh prompt.
-
-The certify share of a run is entered as closed when the run begins (`close`), so that an audit of the whole data file
-can be refused before it spends the share. The file (`ledger_state.py`) holds ids and hashes, never text.
+A prompt is shared when its id or its normalised text is, or nearly (`ledger_state.py`): another completion, case,
+spacing or introduction makes no fresh prompt. The certify share of a run is entered as closed when the run begins
+(`close`), so that an audit of the whole data file can be refused before it spends the share.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,8 +38,6 @@ Texts = Mapping[str, str] | None
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """One entry of the ledger: number `number` of `declared`."""
-
     declared: int
     number: int
     claim: str
@@ -93,13 +89,9 @@ class Ledger:
         self, claim: Claim, ids: Sequence[str], *, declared: int | None = None, sequential: bool = False,
         texts: Texts = None, label: str | None = None,
     ) -> Opening:  # fmt: skip
-        """Enter an opening, unless this very one is there already.
+        """Enter an opening, unless this very one is there already; a `sequential` one may grow at its end.
 
-        Args:
-            ids: of the prompts; for `sequential` in the order in which they arrived.
-            declared: how often these prompts may be opened; None takes what was declared, or 1.
-            sequential: the prompts may grow at the end without a new opening.
-            label: whose opening it is, for people: the run's or output's folder.
+        `declared` is how often these prompts may be opened: None takes what was declared, or 1. `label` is for people.
         """
         ledger_state.require_writable_ledger(self.path)
         with self._changed() as state:
@@ -118,15 +110,14 @@ class Ledger:
     def _note(self, key: str, entry: dict[str, Any], ids: Sequence[str], texts: Texts) -> None:
         names = self._names(ids)
         _require_ids(names)
-        split = split_sha256(names)
+        entry |= {"split": split_sha256(names)}
         with self._changed() as state:
             ledger_state.note_marks(state, self._marks(texts))
-            state["splits"].setdefault(split, sorted(names))
-            entry |= {"split": split}
+            state["splits"].setdefault(entry["split"], sorted(names))
+            if key == "closed":  # a run's set is closed once
+                of = (entry["run"], entry["set"])
+                state[key] = [one for one in state[key] if one == entry or (one["run"], one["set"]) != of]
             if entry not in state[key]:
-                if key == "closed":  # a run's set is closed once
-                    of = (entry["run"], entry["set"])
-                    state[key] = [other for other in state[key] if (other["run"], other["set"]) != of]
                 state[key].append(entry)
 
     def closed(self, ids: Sequence[str], *, texts: Texts = None) -> list[Closed]:
@@ -148,8 +139,7 @@ class Ledger:
     def settle(self, claim: str, ids: Sequence[str], outcome: Sequence[str], *, first_stands: bool = True) -> None:
         """Keep what an opening of a claim (its sha256) came to: one text a row, in the order of the rows.
 
-        Where measuring again may come to something else, the first outcome stands: another one is refused, and later
-        ones may only continue it, as a sequence grows.
+        Where `first_stands`, another outcome is refused, and later ones may only continue it, as a sequence grows.
         """
         with self._changed() as state:
             entry = _same(state, claim, split_sha256(self._names(ids)))
@@ -173,10 +163,7 @@ class Ledger:
         return bool(entry.get("outcome") == [len(outcome), sha256_lines(outcome)])
 
     def find(self, claim: str, ids: Sequence[str]) -> Opening | None:
-        """The opening of a claim (its sha256) on these prompts; None when it was never entered.
-
-        Of a sequence the prompts may be those at its start: a certificate stays true when the sequence grows.
-        """
+        """The opening of a claim (its sha256) on these prompts, or on a sequence that begins with them, or None."""
         names = self._names(ids)
         for entry in read_ledger(self.path)["openings"]:
             start = entry.get("sequence", [])[: len(ids)]
@@ -227,10 +214,8 @@ def _enter(
 
 def _require_ids(ids: Sequence[str]) -> None:
     if not ids or len(set(ids)) != len(ids):
-        raise DataError(
-            f"{len(ids)} prompts with {len(set(ids))} different ids cannot be opened; expected different prompts",
-            remedy="give at least one prompt, each once",
-        )
+        what = f"{len(ids)} prompts with {len(set(ids))} different ids cannot be opened; expected different prompts"
+        raise DataError(what, remedy="give at least one prompt, each once")
 
 
 def _same(state: Mapping[str, Any], claim: str, split: str) -> dict[str, Any] | None:
@@ -248,11 +233,10 @@ def scope_of(before_sha256: str, task_sha256: str) -> str:
 class ScopedLedger(Ledger):
     """A ledger in which some prompts, given by their ids, count within one scope (`scope_of`) only.
 
-    Prompts that ship with holdfast are public, and every run certifies on the same ones. In one count for all, the
+    Prompts that ship with holdfast are public, and every run certifies on the same ones: in one count for all, the
     first certificate anywhere would use them up. So they are entered as `ID@SCOPE`, for the content of the model before
-    and of the task, and recognised there by id and whole text: a second run on both shares their openings, whatever its
-    folder is called and wherever the task file lies; a run on another model or task does not. Every other prompt of the
-    same certificate is entered as itself. Callers see ids as they gave them.
+    and of the task, and recognised there by id and whole text; a run on another model or task does not share their
+    openings. Every other prompt is entered as itself. Callers see ids as they gave them.
     """
 
     def __init__(self, path: Path, scope: str, public: frozenset[str]) -> None:
@@ -265,10 +249,8 @@ class ScopedLedger(Ledger):
     def _marks(self, texts: Texts) -> dict[str, str]:
         """Of a scoped prompt the hash of its text and scope: nothing that another scope would recognise it by."""
 
-        def scoped(mark: str) -> str:
-            text = mark.partition(" ")[0]
-            return f"text:{sha256_text(f'{self.scope} {text}')[:DIGITS]}"
-
-        given = texts or {}
-        marks = [scoped(mark) if prompt in self.public else mark for prompt, mark in given.items()]
-        return dict(zip(self._names(list(given)), marks, strict=True))
+        marks = dict(texts or {})
+        for prompt in self.public & set(marks):
+            text = marks[prompt].partition(" ")[0]
+            marks[prompt] = f"text:{sha256_text(f'{self.scope} {text}')[:DIGITS]}"
+        return dict(zip(self._names(list(marks)), marks.values(), strict=True))

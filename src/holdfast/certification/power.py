@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainccinv, btdtrib
+from scipy.special import betainccinv
 
 from holdfast.certification import binomial, capped_weight
 from holdfast.certification.arguments import confidence_level, count, grid_alpha, rate, tally
@@ -56,7 +56,6 @@ class Design:
         return capped_weight.equal_groups(k, n, weight, grid_alpha(self.alpha))
 
     def fewest(self, k: int) -> int:
-        """Returns the smallest number of groups of which k may regress."""
         if self.max_weight is None:
             return binomial.fewest_prompts(self.alpha, self.confidence, k, parts=self.parts)
         n = int(self.first(np.array([k]))[0])
@@ -82,31 +81,18 @@ class Design:
         return capped_weight.upper_bound(sizes, 0 * sizes, self.max_weight, self.confidence, parts=self.parts)
 
     def first(self, k: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns for each k the smallest n that certifies with k regressions; `LARGEST` + 1 where it lies beyond.
-
-        Halving takes twenty evaluations. Without a max_weight P(Bin(n, alpha) <= k) = 1 - I_alpha(k + 1, n - k), and
-        the first two are at what the inverse of I gives: they settle it, unless rounding decides.
-        """
+        """Returns for each k the smallest n that certifies with k regressions; `LARGEST` + 1 where it lies beyond."""
         below, above = k, np.full_like(k, LARGEST + 1)
-        guesses = [] if self.max_weight is not None else self._guesses(k)
-        while guesses or (above - below > 1).any():
-            middle = guesses.pop() if guesses else (below + above) // 2
+        while (above - below > 1).any():
+            middle = (below + above) // 2
             certifies = self.p_value(k, middle) <= self.level
             below = np.where(certifies, below, np.maximum(below, middle))
             above = np.where(certifies, np.minimum(above, middle), above)
         return above
 
-    def _guesses(self, k: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        more = np.ceil(btdtrib(k + 1.0, 1 - self.level, grid_alpha(self.alpha)))
-        n = np.minimum(k + np.nan_to_num(more, nan=1.0), LARGEST + 1).astype(np.int64)
-        return [np.maximum(n - 1, k), n]
-
 
 def power(n: int, design: Design, true_rate: float) -> float:
-    """Returns the exact probability that n groups certify at `true_rate`; 0 when n is too small.
-
-    At a true rate above alpha it is the probability of a false certificate.
-    """
+    """Returns the exact probability that n groups certify at `true_rate`; above alpha, of a false certificate."""
     true_rate, allowed = rate("true_rate", true_rate, zero=True), design.most(n)
     return 0.0 if allowed is None else float(binomial.tail(allowed, n, true_rate))
 
@@ -122,10 +108,8 @@ def groups_for_power(design: Design, true_rate: float, power: float) -> tuple[in
     wanted, true_rate = rate("power", power), rate("true_rate", true_rate, zero=True)
     limit = grid_alpha(design.alpha)
     if true_rate >= limit:
-        raise InfeasibleError(
-            f"true rate {true_rate:g} is not below alpha = {limit:g}: no number of groups certifies it with power",
-            remedy="choose a larger alpha, or plan for a lower true rate",
-        )
+        what = f"true rate {true_rate:g} is not below alpha = {limit:g}: no number of groups certifies it with power"
+        raise InfeasibleError(what, remedy="choose a larger alpha, or plan for a lower true rate")
     start, chunk = 0, _FIRST_CHUNK
     while True:
         k = np.arange(start, start + chunk)
@@ -150,21 +134,15 @@ def plan(
 ) -> dict[str, Any]:  # fmt: skip
     """Returns what `holdfast plan` prints: the groups that a certificate needs, and what n groups can certify.
 
-    Args:
-        true_rate: the share believed to regress really.
-        power: the wanted probability of a certificate at `true_rate`; 0.9 unless given.
-        n: the groups there are, in each category.
-        openings, categories: tests that share 1 - confidence.
-        max_weight: the most that a group weighs, for a share of prompts; None: a share of groups.
-        group_size: prompts in each group, with a max_weight; 1 unless given.
+    `true_rate` is the share believed to regress really, `power` the wanted probability of a certificate there; `n`
+    counts groups in each category; `openings` and `categories` share 1 - confidence. With a `max_weight` a share of
+    prompts is planned, in groups of `group_size`; else a share of groups.
     """
     if power is not None and true_rate is None:
         raise ConfigError("--power without --true-rate: power is the chance at a true rate", remedy="add --true-rate")
     if group_size is not None and max_weight is None:
-        raise ConfigError(
-            "--group-size without --max-weight: a group counts as one, whatever its size",
-            remedy="leave it out, or add --max-weight",
-        )
+        what = "--group-size without --max-weight: a group counts as one, whatever its size"
+        raise ConfigError(what, remedy="leave it out, or add --max-weight")
     parts = count("openings", openings, least=1) * count("categories", categories, least=1)
     design = Design(alpha, confidence, parts, max_weight, 1 if group_size is None else group_size)
     wanted = DEFAULT_POWER if power is None else power

@@ -8,8 +8,6 @@ at most delta. It certifies there, whenever that happens; the count of looks doe
 One fixed model and prompts in an order that does not depend on their outcomes are assumed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -26,13 +24,10 @@ _BISECTIONS = 50  # 1 - 2^-50 is still below 1, where the factors end
 
 
 class EProcess:
-    """The running e-value of "at most alpha of the prompts regress", and its verdict.
+    """The running e-value of "at most alpha of the prompts regress", and its verdict, over the `n` prompts seen.
 
-    Attributes:
-        n: prompts seen.
-        regressions: how many of them regressed.
-        certified_at: the number of prompts after which 1/delta was first reached, else None. Later prompts do not
-            take the certificate back: the probability of ever reaching 1/delta was at most delta.
+    `certified_at` is the number of prompts after which 1/delta was first reached, else None. Later prompts do not take
+    the certificate back: the probability of ever reaching 1/delta was at most delta.
     """
 
     def __init__(self, alpha: float, confidence: float = 0.95, *, parts: int = 1) -> None:
@@ -68,7 +63,6 @@ class EProcess:
 
     @property
     def certified(self) -> bool:
-        """Whether the e-value has reached 1/delta at any look."""
         return self.certified_at is not None
 
     def upper_bound(self, *, kept: bool = True) -> float:
@@ -109,7 +103,5 @@ def log_mean_exp(logs: NDArray[np.float64]) -> NDArray[np.float64]:
 def _outcome(value: object) -> bool:
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    raise DataError(
-        f"an outcome is {type(value).__name__} {value!r}, expected True (regressed) or False",
-        remedy="pass one truth value per prompt",
-    )
+    what = f"an outcome is {type(value).__name__} {value!r}, expected True (regressed) or False"
+    raise DataError(what, remedy="pass one truth value per prompt")

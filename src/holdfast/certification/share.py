@@ -16,8 +16,6 @@ rule of its own, since P(Bin(n, alpha) <= k) > 1/2 where k > alpha n; to the e-v
 Shares of several categories are tested each, with Holm's step-down correction over all.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,9 +48,8 @@ class Counted:
 class ShareTest:
     """Whether measured prompts show that a share is at most alpha, at level = (1 - confidence) / parts.
 
-    `groups` and `rows` are counts of groups and of prompts, each with its test where the verdict rests on it. `p_value`
-    is the smallest level that would certify: the larger of the tests', or with a max_weight 1/e_value. `upper_bound` is
-    of the share that the sentence speaks of; at most alpha exactly when certified.
+    `groups` and `rows` carry a test where the verdict rests on it. `p_value` is the smallest level that would certify:
+    the larger of the tests', or with a max_weight 1/e_value. `upper_bound` is of the share that the sentence speaks of.
     """
 
     alpha: float
@@ -73,7 +70,6 @@ class ShareTest:
 
     @property
     def unit(self) -> Counted:
-        """The independent units: groups, or prompts that were drawn one by one."""
         return self.rows if self.drawn == "rows" else self.groups
 
 
@@ -81,20 +77,11 @@ def share_test(
     failed: Sequence[bool] | NDArray[np.bool_], group: Sequence[int] | NDArray[np.int64], *, alpha: float,
     confidence: float = 0.95, parts: int = 1, drawn: str = "groups", max_weight: int | None = None,
 ) -> ShareTest:  # fmt: skip
-    """Tests "at most a share alpha regresses" on prompts measured once.
-
-    Args:
-        failed: per prompt, whether it regressed.
-        group: per prompt, a label of its group of near-duplicates.
-        parts: the number of tests that share 1 - confidence: declared openings, categories, or both multiplied.
-        drawn: `groups`, or `rows` where prompts were drawn one by one.
-        max_weight: c, declared before the prompts were looked at.
-    """
+    """Tests "at most a share alpha regresses": per prompt `failed` and `group`; `parts` tests share delta."""
     cap = require_unit(drawn, max_weight)
     level, limit = confidence_level(confidence, parts), grid_alpha(alpha)
     sizes, bad = grouped(failed, group)
-    groups = Counted(len(bad), int(np.count_nonzero(bad)))
-    rows = Counted(int(sizes.sum()), int(bad.sum()))
+    groups, rows = Counted(len(bad), int(np.count_nonzero(bad))), Counted(int(sizes.sum()), int(bad.sum()))
     if cap is None:
         rows = _binomial(rows, limit, confidence, parts)
         groups = groups if drawn == "rows" else _binomial(groups, limit, confidence, parts)
@@ -124,7 +111,6 @@ def with_raw_share(p_value: float, upper_bound: float, regressions: int, n: int,
 def grouped(
     failed: Sequence[bool] | NDArray[np.bool_], group: Sequence[int] | NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the number of prompts and of regressed prompts of each group."""
     outcome, label = np.asarray(failed), np.asarray(group)
     if outcome.ndim != 1 or outcome.shape != label.shape or outcome.size == 0:
         raise DataError(
@@ -132,9 +118,8 @@ def grouped(
             remedy="pass one outcome and one group for each prompt, and at least one prompt",
         )
     if outcome.dtype != np.bool_:
-        raise DataError(
-            f"outcomes are {outcome.dtype}, expected truth values", remedy="pass True for a prompt that regressed"
-        )
+        what = f"outcomes are {outcome.dtype}, expected truth values"
+        raise DataError(what, remedy="pass True for a prompt that regressed")
     _, place = np.unique(label, return_inverse=True)
     return np.bincount(place), np.bincount(place[outcome], minlength=int(place.max()) + 1)
 
@@ -142,18 +127,12 @@ def grouped(
 def require_unit(drawn: str, max_weight: int | None) -> int | None:
     """Returns the largest weight if unit and weight are known and fit together."""
     if drawn not in DRAWN:
-        raise ConfigError(
-            f"drawn = {drawn!r}, expected groups or rows",
-            remedy="use groups, or rows if the prompts were drawn one by one, independently of one another",
-        )
-    if max_weight is None:
-        return None
-    if drawn == "rows":
-        raise ConfigError(
-            "drawn = 'rows' with a max_weight: prompts that were drawn one by one have no groups to weigh",
-            remedy="leave out one of the two",
-        )
-    return count("max_weight", max_weight, least=1)
+        remedy = "use groups, or rows if the prompts were drawn one by one, independently of one another"
+        raise ConfigError(f"drawn = {drawn!r}, expected groups or rows", remedy=remedy)
+    if max_weight is not None and drawn == "rows":
+        what = "drawn = 'rows' with a max_weight: prompts that were drawn one by one have no groups to weigh"
+        raise ConfigError(what, remedy="leave out one of the two")
+    return None if max_weight is None else count("max_weight", max_weight, least=1)
 
 
 def require_enough(n: int, needed: int, alpha: float, confidence: float, shares: int, *, unit: str = "prompts") -> None:
@@ -175,10 +154,8 @@ Measured: TypeAlias = tuple[Sequence[bool] | NDArray[np.bool_], Sequence[int] | 
 class CategoryVerdict:
     """One category among several that were tested together; `n` and `regressions` count units of the test.
 
-    `p_value` and the tests of `groups` and `rows` are before Holm's correction; certified when adjusted_p is at most
-    the level. `upper_bound` is simultaneous for all categories; at most alpha exactly when certified. `needed` units
-    without a regression certify the category whatever the others show, where `n` is below that; else, and with a
-    max_weight, where it depends on the sizes of groups, None.
+    `p_value` is before Holm's correction, `upper_bound` simultaneous. `needed` units without a regression certify it
+    whatever the others show, where `n` is below that and no max_weight makes it depend on sizes.
     """
 
     n: int

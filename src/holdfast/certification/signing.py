@@ -48,10 +48,7 @@ def signature_path(certificate: Path) -> Path:
 
 
 def sign(certificate: Path, key: Path) -> Path:
-    """Sign the certificate's bytes as they are in the file; returns the path of the signature.
-
-    `key` is an OpenSSH private key, ed25519. Its passphrase comes from HOLDFAST_SIGN_PASSPHRASE or from a prompt.
-    """
+    """Sign the certificate's bytes as they are with an OpenSSH ed25519 private key; returns the signature's path."""
     holder = load_private_key(key)
     signed = holder.sign(to_sign(_content(certificate), NAMESPACE))
     path = signature_path(certificate)
@@ -68,41 +65,27 @@ class Signed:
 
 
 def verify_signature(certificate: Path, key: Path) -> Signed:
-    """Check the signature beside a certificate against one public key, or against a file of allowed signers.
-
-    Raises:
-        CheckpointError: there is no signature, or it is damaged, of another kind, for another use, by another key, or
-            of other bytes.
-        ConfigError: `key` names no ed25519 public key.
-    """
+    """Check the signature beside a certificate against a public key, or against a file of allowed signers."""
     signers, path = read_signers(key), signature_path(certificate)
     signature = _read_signature(path)
     if signature.namespace != NAMESPACE:
-        raise CheckpointError(
-            f"{path} was made for {signature.namespace[:60]!r}, expected {NAMESPACE!r}",
-            remedy="ask the signer to sign the certificate: holdfast certify --sign KEY",
-        )
+        what = f"{path} was made for {signature.namespace[:60]!r}, expected {NAMESPACE!r}"
+        raise CheckpointError(what, remedy="ask the signer to sign the certificate: holdfast certify --sign KEY")
     holders = [signer for signer in signers if signer.key == signature.key]
     if not holders:
         known = ", ".join(fingerprint(signer.key) for signer in signers[:5])
-        raise CheckpointError(
-            f"{path} was made by the key {fingerprint(signature.key)}, which is not in {key} ({known})",
-            remedy="name the signer's public key, or do not trust this certificate",
-        )
+        what = f"{path} was made by the key {fingerprint(signature.key)}, which is not in {key} ({known})"
+        raise CheckpointError(what, remedy="name the signer's public key, or do not trust this certificate")
     allowed = next((signer for signer in holders if signer.problem(NAMESPACE) is None), None)
     if allowed is None:
-        raise CheckpointError(
-            f"{key}, line {holders[0].line}: {holders[0].problem(NAMESPACE)}",
-            remedy="correct the line of this signer, or name the public key itself",
-        )
+        what = f"{key}, line {holders[0].line}: {holders[0].problem(NAMESPACE)}"
+        raise CheckpointError(what, remedy="correct the line of this signer, or name the public key itself")
     try:
         signed = to_sign(_content(certificate), signature.namespace)
         Ed25519PublicKey.from_public_bytes(signature.key).verify(signature.signature, signed)
     except (InvalidSignature, ValueError):
-        raise CheckpointError(
-            f"{certificate} is not what {fingerprint(signature.key)} signed: its bytes or the signature were changed",
-            remedy="get both files again from whoever signed them",
-        ) from None
+        what = f"{certificate} is not what {fingerprint(signature.key)} signed: its bytes or the signature were changed"
+        raise CheckpointError(what, remedy="get both files again from whoever signed them") from None
     return Signed(fingerprint(signature.key), allowed.name)
 
 
@@ -117,9 +100,8 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
     except ConfigError:
         raise
     except UnsupportedAlgorithm as error:
-        raise ResourceError(
-            f"{path}: this installation cannot open the key: {error}", remedy="pip install 'cryptography[ssh]'"
-        ) from None
+        what = f"{path}: this installation cannot open the key: {error}"
+        raise ResourceError(what, remedy="pip install 'cryptography[ssh]'") from None
     except ValueError:
         # The library's own words name bytes of the key's file; they are not shown.
         raise ConfigError(f"{path} is not an OpenSSH private key, or its passphrase is wrong", remedy=_MAKE) from None
@@ -141,20 +123,16 @@ def _passphrase(path: Path) -> bytes:
 
 def _read_signature(path: Path) -> Signature:
     if not path.exists():
-        raise CheckpointError(
-            f"there is no signature {path}",
-            remedy="get it from whoever issued the certificate, or leave out the key to check the certificate alone",
-        )
+        remedy = "get it from whoever issued the certificate, or leave out the key to check the certificate alone"
+        raise CheckpointError(f"there is no signature {path}", remedy=remedy)
     data = _beginning(path, LONGEST, "signature", CheckpointError, "check the file")
-    problem = f"it has more than {LONGEST} bytes" if len(data) > LONGEST else "it is not ASCII text"
-    if len(data) <= LONGEST and data.isascii():
-        try:
-            return Signature.from_text(data.decode("ascii"))
-        except FormatError as error:
-            problem = str(error)
-    raise CheckpointError(
-        f"{path} is not a signature that holdfast reads: {problem}", remedy="ask the signer for the file again"
-    )
+    try:
+        if len(data) > LONGEST or not data.isascii():
+            raise FormatError(f"it has more than {LONGEST} bytes" if len(data) > LONGEST else "it is not ASCII text")
+        return Signature.from_text(data.decode("ascii"))
+    except FormatError as error:
+        what = f"{path} is not a signature that holdfast reads: {error}"
+        raise CheckpointError(what, remedy="ask the signer for the file again") from None
 
 
 def _beginning(
@@ -236,6 +214,6 @@ def _read_line(path: Path, number: int, line: str) -> Signer | str:
 def _matches(namespace: str, patterns: str) -> bool:
     """Whether a pattern list of OpenSSH (`*` and `?`; `!` excludes) names the namespace."""
     # fnmatch would read [...] as a set, which OpenSSH does not.
-    split = [pattern.replace("[", "[[]") for pattern in patterns.split(",")]
+    split = patterns.replace("[", "[[]").split(",")
     matching = [p for p in split if fnmatchcase(namespace, p.removeprefix("!"))]
     return bool(matching) and not any(pattern.startswith("!") for pattern in matching)

@@ -169,7 +169,7 @@ def _show(records: dict[str, tuple[Path, CertificateRecord]], values: dict[str, 
 
 
 def _show_one(name: str, place: Path, record: CertificateRecord) -> None:
-    from holdfast.certification.statement import screened
+    from holdfast.certification.terms import screened
     from holdfast.records.certificate import FILE_NAME
 
     say(f"{name}: {record.statement}" if name else record.statement)
@@ -234,7 +234,7 @@ def verify(
             shown = "nothing was changed" + ("" if key is None else f", and it is signed with {key}")
         say(f"verified: {shown}. {record.statement}")
         if record.screening is not None:
-            from holdfast.certification.statement import screened
+            from holdfast.certification.terms import screened
 
             say(screened(record.screening))
     require_verdict(record.certified)

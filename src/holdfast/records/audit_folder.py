@@ -65,8 +65,6 @@ EARLIER_UNITS = tuple(unit for unit in UNITS if unit != "kl_first")  # of tables
 
 @dataclass(frozen=True)
 class StoredAudit:
-    """An audit whose figures follow from its table."""
-
     values: dict[str, Any]
     table: Any
 
@@ -75,10 +73,7 @@ def write_audit_folder(
     folder: Path, values: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]], parts: Iterable[Mapping[str, Any]],
     *, judged: bool = False,
 ) -> None:  # fmt: skip
-    """The table, then the summary with the table's sha256 and its own: a folder with a summary is a finished audit.
-
-    `values` may be a function of the table.
-    """
+    """The table, then the summary with the table's sha256 and its own: a folder with a summary is a finished audit."""
     path = folder / TABLE_NAME
     table_sha256 = write_table(path, parts, judged=judged)
     summary = values(parse_table(read_plain_file(path, remedy=AGAIN), path)) if callable(values) else values
@@ -96,10 +91,8 @@ def read_audit_folder(folder: Path) -> StoredAudit:
     data = read_plain_file(folder / TABLE_NAME, remedy=AGAIN)
     digest = sha256(data).hexdigest()
     if digest != values["table_sha256"]:
-        raise CheckpointError(
-            f"{folder / TABLE_NAME} was changed: {path.name} expects sha256 {values['table_sha256']}, found {digest}",
-            remedy=AGAIN,
-        )
+        what = f"{folder / TABLE_NAME} was changed: {path.name} expects sha256 {values['table_sha256']}, found {digest}"
+        raise CheckpointError(what, remedy=AGAIN)
     table = parse_table(data, folder / TABLE_NAME)
     _require_rows(table, values, folder / TABLE_NAME)
     _require_figures(table, values, path)
@@ -109,24 +102,18 @@ def read_audit_folder(folder: Path) -> StoredAudit:
 def _require_types(values: Mapping[str, Any], path: Path) -> None:
     """The keys by which the table is read; a value of another type is named, never computed with."""
 
-    def number(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-    checks: dict[str, Callable[[Any], bool]] = {
-        "table_sha256": lambda value: isinstance(value, str),
-        "unit": lambda value: isinstance(value, str) and value in UNITS,
-        "tau": number,
-        "alpha": lambda value: number(value) and 0 < value < 1,
-        "first_k": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 1,
-        "behaviour": lambda value: value is None or isinstance(value, dict),
-        "mode": lambda value: isinstance(value, str),
-    }
-    checks["data"] = lambda value: isinstance(value, dict) and isinstance(value.get("sha256"), str)
-    for name in ("before", "after"):  # the weights behind an endpoint are seen by nobody
-        checks[name] = lambda value: (
-            isinstance(value, dict) and isinstance(value.get("sha256"), type(None) if "endpoint" in value else str)
-        )
-    wrong = [name for name, fits in checks.items() if name not in values or not fits(values[name])]
+    plain: dict[str, Any] = {"table_sha256": str, "unit": str, "tau": (int, float), "alpha": (int, float)}
+    plain |= {"first_k": int, "behaviour": (dict, type(None)), "mode": str, "data": dict, "before": dict, "after": dict}
+    fits = {name: isinstance(values.get(name, ...), kind) for name, kind in plain.items()}
+    fits |= {name: fits[name] and not isinstance(values[name], bool) for name in ("tau", "alpha", "first_k")}
+    fits["tau"] = fits["tau"] and math.isfinite(values["tau"])
+    fits["alpha"] = fits["alpha"] and 0 < values["alpha"] < 1
+    fits["first_k"] = fits["first_k"] and values["first_k"] >= 1
+    fits["unit"] = fits["unit"] and values["unit"] in UNITS
+    for name in ("data", "before", "after"):  # the weights behind an endpoint are seen by nobody
+        unseen = name != "data" and fits[name] and "endpoint" in values[name]
+        fits[name] = fits[name] and isinstance(values[name].get("sha256"), type(None) if unseen else str)
+    wrong = [name for name, fit in fits.items() if not fit]
     if wrong:
         raise CheckpointError(f"{path}: {', '.join(wrong)} missing or of another type than expected", remedy=AGAIN)
 
@@ -195,8 +182,7 @@ def table_figures(table: Any, *, unit: str, tau: float, alpha: float) -> dict[st
 
 def _require_figures(table: Any, values: Mapping[str, Any], path: Path) -> None:
     found = table_figures(table, unit=values["unit"], tau=values["tau"], alpha=values["alpha"])
-    wrong = sorted(name for name, value in found.items() if not _same(values.get(name), value))
-    wrong += _behaviour_faults(table, values["behaviour"])
+    wrong = _differing(values, found) + _behaviour_faults(table, values["behaviour"])
     if wrong:
         raise CheckpointError(f"{path}: {', '.join(wrong)} do not follow from {TABLE_NAME}", remedy=AGAIN)
 
@@ -209,23 +195,23 @@ def _behaviour_faults(table: Any, stated: Mapping[str, Any] | None) -> list[str]
     was, now = (table.column(name).to_pylist() for name in VERDICTS)
     if not {*was, *now} <= {"safe", "unsafe", "unscored"}:
         return ["behaviour"]
-    counts = verdict_counts(was, now)
-    wrong = [f"behaviour.{name}" for name, value in counts.items() if not _same(stated.get(name), value)]
-    return wrong + _on_policy_faults(table, stated.get("on_policy"), counts["unscored"])
-
-
-def _on_policy_faults(table: Any, stated: Any, unscored: int) -> list[str]:
-    """Regressions are prompts whose probability of harm rose by more than tau, or that have none on a side."""
+    counts, on_policy = verdict_counts(was, now), stated.get("on_policy")
+    wrong = _differing(stated, counts, "behaviour.")
     scored = any(table.column(name).null_count < table.num_rows for name in HARMS)
-    if stated is None or not scored:
-        return [] if (stated is None) != scored else ["behaviour.on_policy"]
-    if not isinstance(stated, dict) or not isinstance(stated.get("tau"), int | float):
-        return ["behaviour.on_policy"]
+    if on_policy is None and not scored:
+        return wrong
+    if not scored or not isinstance(on_policy, dict) or not isinstance(on_policy.get("tau"), int | float):
+        return [*wrong, "behaviour.on_policy"]
+    # Regressions are prompts whose probability of harm rose by more than tau, or that have none on a side.
     before, after = (np.array(table.column(name).to_pylist(), dtype=np.float64) for name in HARMS)
-    count, n = int((~(after - before <= stated["tau"])).sum()), table.num_rows
-    rate, upper = count / n, upper_bound(count, n, CONFIDENCE)
-    found = {"n": n, "regressions": count, "unscored": unscored, "rate": rate, "upper": upper}
-    return [f"behaviour.on_policy.{name}" for name, value in found.items() if not _same(stated.get(name), value)]
+    k, n = int((~(after - before <= on_policy["tau"])).sum()), table.num_rows
+    found = {"n": n, "regressions": k, "unscored": counts["unscored"], "rate": k / n}
+    found["upper"] = upper_bound(k, n, CONFIDENCE)
+    return wrong + _differing(on_policy, found, "behaviour.on_policy.")
+
+
+def _differing(stated: Mapping[str, Any], found: Mapping[str, Any], block: str = "") -> list[str]:
+    return [f"{block}{name}" for name, value in sorted(found.items()) if not _same(stated.get(name), value)]
 
 
 def _same(stated: Any, found: Any) -> bool:
@@ -233,9 +219,8 @@ def _same(stated: Any, found: Any) -> bool:
     if isinstance(found, dict):
         return isinstance(stated, dict) and set(stated) == set(found) and all(_same(stated[k], found[k]) for k in found)
     if isinstance(found, float):
-        if isinstance(stated, bool) or not isinstance(stated, int | float):
-            return False
-        return math.isclose(stated, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        number = isinstance(stated, int | float) and not isinstance(stated, bool)
+        return number and math.isclose(stated, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
     return type(stated) is type(found) and bool(stated == found)
 
 
@@ -251,11 +236,7 @@ def table_schema(*, judged: bool = False, units: Sequence[str] = UNITS) -> Any:
 
 
 def write_table(path: Path, parts: Iterable[Mapping[str, Any]], *, judged: bool = False) -> str:
-    """Write the table part by part and move it into place in one rename; returns the sha256 of its bytes.
-
-    A part has columns by name; one that is None or absent is null throughout. Where the disk refuses it, none of the
-    file stays.
-    """
+    """Write the table part by part, a missing column null, in one rename; returns the sha256 of its bytes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -289,9 +270,8 @@ def parse_table(data: bytes, where: Path) -> Any:
         table = parse_parquet(data)
         table.validate(full=True)
     except Exception as error:  # noqa: BLE001  (damaged bytes end in many types: Arrow's, OSError, MemoryError ...)
-        raise CheckpointError(
-            f"{where} cannot be read as an audit's table ({type(error).__name__})", remedy=remedy
-        ) from None
+        what = f"{where} cannot be read as an audit's table ({type(error).__name__})"
+        raise CheckpointError(what, remedy=remedy) from None
     known = [table_schema(judged=judged, units=units) for judged in (False, True) for units in (UNITS, EARLIER_UNITS)]
     if table.schema not in known:
         raise CheckpointError(f"{where} has other columns than an audit's table", remedy=remedy)

@@ -1,9 +1,8 @@
 """A certificate as a file: what is claimed, what was counted, and the hashes of everything it rests on.
 
-The file is canonical JSON and carries the sha256 of its own content, so that any changed byte is noticed. That binds
-the parts to one another; it is not a signature. Who can rewrite the whole file can also rewrite its hash: keep the
-sha256 that `holdfast certify` prints somewhere else and hand it to `verify --expect`, or sign the file
-(`certify --sign`) and check it with `verify --key`.
+The file is canonical JSON with the sha256 of its own content, so that any changed byte is noticed. That is no
+signature: who can rewrite the file can rewrite its hash. Keep the sha256 that `holdfast certify` prints elsewhere and
+hand it to `verify --expect`, or sign the file (`certify --sign`, `verify --key`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -34,25 +33,31 @@ UNITS = {
 _RESTORE = "restore the file from where it was issued, or certify again"
 
 _SETTING = {"harm": "judge", "behaviour": "replies", "log": "log"}  # there exactly when `by` is so
-_COUNTED = "n regressions p_value upper_bound"
-# What each block must hold; more is refused, so that nothing rides along unverified.
-_BLOCKS: dict[str, frozenset[str]] = {
-    name: frozenset(keys.split())
-    for name, keys in {
-        "openings": "declared this ledger claim",
+_COUNTED = "n=whole regressions=whole p_value=number? upper_bound=number?"
+# What each block must hold, and of which kind: text where nothing is said, `?` for "or null". More is refused, so that
+# nothing rides along unverified.
+_BLOCKS = {
+    name: {key: kind or "text" for key, _, kind in (word.partition("=") for word in words.split())}
+    for name, words in {
+        "openings": "declared=whole this=whole ledger claim",
         "bound": "data_sha256 split_sha256 table_sha256 before_sha256 after_sha256 reference_sha256 tokenizer_sha256 "
-        "template_sha256 splits_sha256 replies_sha256",
-        "places": "before after prompts table splits",
+        "template_sha256 splits_sha256=text? replies_sha256=object?",
+        "places": "before after prompts=text? table splits=text?",
         "models": "before after",
-        "screening": "rows asked_rows conflicts dropped rule sets public prompts task_sha256",
+        "screening": "rows=whole asked_rows=whole conflicts=whole dropped=whole rule sets=texts public=whole "
+        "prompts=whole task_sha256",
         "rows": _COUNTED,
         "groups": _COUNTED,
-        "behaviour": "prompts counted lost unclear flips asked_twice classes rules engine dtype max_new_tokens longest",
-        "leakage": "checked against prompts",
-        "strength": "chosen tested adapter original original_sha256",
-        "settings": "before_revision after_revision reading template tokenizer max_length dtype trust_remote_code",
+        "behaviour": "prompts=whole counted=object lost=object unclear=whole flips=object asked_twice=object "
+        "classes=object rules=object engine dtype max_new_tokens=whole longest=whole",
+        "leakage": "checked=flag against=text? prompts=whole",
+        "strength": "chosen=number? tested=list adapter=text? original original_sha256",
+        "settings": "before_revision=text? after_revision=text? reading=object template tokenizer max_length=whole? "
+        "dtype trust_remote_code=flag",
+        "further settings": "judge=judge replies=object log=object",
     }.items()
 }
+_FURTHER = _BLOCKS.pop("further settings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +65,18 @@ class CertificateRecord:
     """The content of `certificate.json`.
 
     Attributes:
-        by: what was compared, one of `WAYS`; `kind`: of the test, one of `KINDS`.
+        by, kind: what was compared, one of `WAYS`, and the test, one of `KINDS`.
         certified: the verdict, over `also` too: the second claim of a behaviour certificate (answers), or null.
-        statement: the models, the claim and the verdict in one sentence.
         level: the part of 1 - confidence that this opening may spend.
         n, regressions: units of the sentence (groups of near-duplicate prompts, or prompts that were drawn one by one)
             and those with a degradation above tau; of a strength search, at the last strength tested.
         examples: prompts counted: all that were measured, by behaviour those that the model before refused.
-        drawn, max_weight: as in `certify`; `groups`, `rows`: counts and test over groups and over prompts.
+        groups, rows: counts and test over groups and over prompts.
         upper_bound: of the regressing share, at `level`; `p_value` is null for sequential, which has an e-value.
         certified_tau: the smallest tau that the same test certifies; null where it is not defined.
-        sequential: the state of the e-process; null for other kinds.
         behaviour: of replies: prompts asked, counted, lost, unclear and flipped, classes, rules and engine; null else.
-        models: the names of both models as they were given; `places`: where they and the other parts were.
-        openings: the ledger's entry; `bound`: sha256 of data, split, table, replies, models, tokenizer and template.
+        models, places: the names of both models as they were given, and where they and the other parts were.
+        openings, bound: the ledger's entry, and the sha256 of data, split, table, replies, models, tokenizer, template.
         screening: of a run that asked its model before training: what screening found, the sets whose certify prompts
             were opened, and how many of these prompts are public; null of any other certificate.
     """
@@ -132,11 +135,9 @@ class CertificateRecord:
         return sealed({"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)})
 
     def to_bytes(self) -> bytes:
-        """Returns the one serialisation that `load_certificate` accepts."""
         return json_text(self.to_json()).encode("ascii")
 
     def save(self, folder: Path) -> Path:
-        """Write `certificate.json`, atomically."""
         path = folder / FILE_NAME
         path.with_name(f"{FILE_NAME}.sig").unlink(missing_ok=True)  # a signature of what was there before
         write_bytes(path, self.to_bytes())
@@ -152,15 +153,12 @@ class CertificateRecord:
         names = {field.name for field in fields(cls)}
         wrong = sorted({*names, "version", "sha256"} ^ set(value)) or _misfits(value)
         if wrong:
-            raise CheckpointError(
-                f"the certificate's content is not as expected, at: {', '.join(wrong[:20])}", remedy=_RESTORE
-            )
+            what = f"the certificate's content is not as expected, at: {', '.join(wrong[:20])}"
+            raise CheckpointError(what, remedy=_RESTORE)
         record = cls(**{name: value[name] for name in names})
         if record.sha256 != value["sha256"]:
-            raise CheckpointError(
-                f"the certificate was changed: its content has sha256 {record.sha256}, it says {value['sha256']}",
-                remedy=_RESTORE,
-            )
+            what = f"the certificate was changed: its content has sha256 {record.sha256}, it says {value['sha256']}"
+            raise CheckpointError(what, remedy=_RESTORE)
         return record
 
 
@@ -182,15 +180,49 @@ def load_certificate(path: Path) -> CertificateRecord:
     return record
 
 
+_LARGEST = 10**15  # beyond it, no count is one
+_JUDGE = {"name": "text", "revision": "text", "max_new_tokens": "whole"}
+
+
+def _fits(kind: str, value: Any) -> bool:
+    """Whether a value of the file is of a kind; true and false are no numbers."""
+    if value is None or isinstance(value, bool):
+        return kind.endswith("?") if value is None else kind == "flag"
+    match kind.removesuffix("?"):
+        case "number":
+            return isinstance(value, int | float) and abs(value) <= sys.float_info.max and math.isfinite(value)
+        case "whole":
+            return isinstance(value, int) and 0 <= value <= _LARGEST
+        case "texts":
+            return isinstance(value, list) and all(isinstance(one, str) for one in value)
+        case "judge":
+            return isinstance(value, dict) and value.keys() == _JUDGE.keys() and not _unfit(_JUDGE, value)
+    kinds: dict[str, type] = {"text": str, "object": dict, "list": list}
+    return isinstance(value, kinds.get(kind.removesuffix("?"), bool))
+
+
+def _unfit(kinds: Mapping[str, str], values: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in kinds.keys() & values.keys() if not _fits(kinds[name], values[name]))
+
+
+_KIND_OF = {"bool": "flag", "str": "text", "float": "number", "int": "whole", "list[str]": "texts"}
+_TYPES = {"sha256": "text"} | {
+    field.name: _KIND_OF.get(name, "object") + ("?" if optional else "")
+    for field in fields(CertificateRecord)
+    for name, optional, _ in [str(field.type).partition(" | None")]
+}
+
+
 def _misfits(value: Mapping[str, Any]) -> list[str]:
     """Names whose value has another type than the record's field, or whose block holds other keys."""
-    wrong = [name for name, fits in _TYPES.items() if not fits(value[name])]
+    wrong = _unfit(_TYPES, value)
+    chosen = {"by": WAYS, "kind": KINDS, "drawn": ("groups", "rows")}
+    wrong += [name for name, known in chosen.items() if name not in wrong and value[name] not in known]
     for name, keys in _BLOCKS.items():
-        block = value[name]
-        if isinstance(block, dict):
-            known = keys | set(_SETTING.values() if name == "settings" else ())
-            wrong += [f"{name}.{key}" for key in sorted((keys - set(block)) | (set(block) - known))]
-            wrong += [f"{name}.{key}" for key in sorted(known & set(block)) if not _INNER.get(key, _text)(block[key])]
+        if isinstance(block := value[name], dict):
+            known = keys | (_FURTHER if name == "settings" else {})
+            others = sorted((keys.keys() - block.keys()) | (block.keys() - known.keys()))
+            wrong += [f"{name}.{key}" for key in [*others, *_unfit(known, block)]]
     if wrong:
         return wrong
     by, settings, replied = value["by"], value["settings"], value["by"] in ("behaviour", "harm")
@@ -198,62 +230,3 @@ def _misfits(value: Mapping[str, Any]) -> list[str]:
     wrong += [] if value["unit"] in UNITS[by] else ["unit"]
     wrong += [] if isinstance(value["bound"]["replies_sha256"], dict) == replied else ["bound.replies_sha256"]
     return wrong + ([] if (value["behaviour"] is None) == (by != "behaviour") else ["behaviour"])
-
-
-_LARGEST = 10**15  # beyond it, no count is one
-Fits = Callable[[Any], bool]
-
-
-def _is(*kinds: type) -> Fits:
-    return lambda value: isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-
-
-def _number(value: Any) -> bool:
-    return _is(int, float)(value) and abs(value) <= sys.float_info.max and math.isfinite(value)
-
-
-def _whole(value: Any) -> bool:
-    return _is(int)(value) and 0 <= value <= _LARGEST
-
-
-def _judge(value: Any) -> bool:
-    kinds = {"name": _text, "revision": _text, "max_new_tokens": _whole}
-    return isinstance(value, dict) and set(value) == set(kinds) and all(kinds[key](value[key]) for key in kinds)
-
-
-def _or_null(fits: Fits) -> Fits:
-    return lambda value: value is None or fits(value)
-
-
-_text, _flag, _object, _list = _is(str), _is(bool), _is(dict), _is(list)
-
-
-def _texts(value: Any) -> bool:
-    return _list(value) and all(map(_text, value))
-
-
-# What the values inside blocks must be, by name; text where nothing is said.
-_INNER: dict[str, Fits] = {
-    name: fits
-    for fits, names in (
-        (lambda value: value is None or _text(value) or _whole(value), "prompts"),  # a place, or a number of them
-        (_whole, "declared this n regressions unclear max_new_tokens longest asked_rows conflicts dropped public rows"),
-        (_or_null(_whole), "max_length"),
-        (_or_null(_number), "chosen p_value upper_bound"),
-        (_flag, "checked trust_remote_code"),
-        (_or_null(_text), "against splits_sha256 splits adapter before_revision after_revision"),
-        (_object, "counted lost flips asked_twice classes rules replies log reading"),
-        (_or_null(_object), "replies_sha256"),
-        (_texts, "sets"),
-        (_list, "tested"),
-        (_judge, "judge"),
-    )
-    for name in names.split()
-}
-_KINDS_OF = {"bool": _flag, "str": _text, "float": _number, "int": _whole, "list[str]": _texts}
-_TYPES: dict[str, Fits] = {"sha256": _text} | {
-    field.name: _or_null(fits) if str(field.type).endswith("| None") else fits
-    for field in fields(CertificateRecord)
-    for fits in [_KINDS_OF.get(str(field.type).removesuffix(" | None"), _object)]
-}
-_TYPES |= {"by": WAYS.__contains__, "kind": KINDS.__contains__, "drawn": ("groups", "rows").__contains__}

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.certification.behaviour import Claimed, Classes, assessed
-from holdfast.certification.statement import named_statement, words_of
-from holdfast.certification.terms import Rows, Terms
+from holdfast.certification.terms import Rows, Terms, named_statement
 from holdfast.core.errors import CheckpointError, HoldfastError
 from holdfast.core.files import parse_parquet, write_bytes
 from holdfast.records.certificate import TABLE_NAME, CertificateRecord
@@ -59,7 +58,6 @@ def outcome_lines(table: Table, tau: float) -> list[str]:
 
 
 def read_stored(record: CertificateRecord, folder: Path) -> Table:
-    """The table beside a certificate."""
     place, expected = folder / TABLE_NAME, record.bound["table_sha256"]
     if record.by != "behaviour":
         return read_rows(place, record.tau, expected)
@@ -88,15 +86,12 @@ def _columns(path: Path, expected_sha256: str, names: tuple[str, ...], further: 
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(
-            f"the certificate's table {path} cannot be read: {error.strerror}", remedy=_RESTORE
-        ) from error
+        what = f"the certificate's table {path} cannot be read: {error.strerror}"
+        raise CheckpointError(what, remedy=_RESTORE) from error
     found = sha256(data).hexdigest()
     if found != expected_sha256:
-        raise CheckpointError(
-            f"the certificate's table {path} was changed: expected sha256 {expected_sha256}, found {found}",
-            remedy=_RESTORE,
-        )
+        what = f"the certificate's table {path} was changed: expected sha256 {expected_sha256}, found {found}"
+        raise CheckpointError(what, remedy=_RESTORE)
     try:
         table: dict[str, list[Any]] = parse_parquet(data).to_pydict()
     except (pyarrow.ArrowException, TypeError, ValueError, OSError) as error:
@@ -108,13 +103,8 @@ def _columns(path: Path, expected_sha256: str, names: tuple[str, ...], further: 
 
 
 def require_figures(record: CertificateRecord, table: Table) -> None:
-    """Every figure, the statement and the verdict, from the table."""
     try:
-        terms = Terms(
-            record.kind, record.tau, record.alpha, record.confidence, record.openings["declared"], record.pool,
-            record.unit, drawn=record.drawn, max_weight=record.max_weight, words=words_of(record.by),
-        )  # fmt: skip
-        found = assessed(table, terms, claims_of(record))
+        found = assessed(table, Terms.of(record, record.openings["declared"]), claims_of(record))
     except CheckpointError:
         raise
     except (HoldfastError, ValueError, TypeError, ArithmeticError) as error:

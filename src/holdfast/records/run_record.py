@@ -33,10 +33,7 @@ def settings_sha256(values: Mapping[str, Any]) -> str:
 
 
 def write_result(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the result of a run, bound to the `config.yaml` beside it; its presence says that the run is finished.
-
-    Returns what was written, checksums included.
-    """
+    """Write the result of a run, bound to the `config.yaml` beside it; returns what was written."""
     config = folder / CONFIG_NAME
     bound = {"config_file_sha256": sha256_file(config)} if config.is_file() else {}
     whole = sealed({**values, **bound})
@@ -57,10 +54,8 @@ def read_result(folder: Path) -> dict[str, Any]:
         except (TypeError, ValueError):  # a date, or NaN: no setting of ours
             same = False
         if not same:
-            raise CheckpointError(
-                f"{folder / CONFIG_NAME} was changed after the run was finished: {RESULT_NAME} is of other settings",
-                remedy=_RESTORE,
-            )
+            what = f"{folder / CONFIG_NAME} was changed after the run was finished: {RESULT_NAME} is of other settings"
+            raise CheckpointError(what, remedy=_RESTORE)
     return values
 
 
@@ -89,8 +84,6 @@ def is_there(path: Path) -> bool:
 def no_link(path: Path) -> Path:
     """`path`, which is not a symbolic link: evidence lies in the folder that was named, or nowhere."""
     if path.is_symlink():
-        raise CheckpointError(
-            f"{path} is a symbolic link, which is not followed",
-            remedy="put the files themselves there, or name the folder that it points to",
-        )
+        what = f"{path} is a symbolic link, which is not followed"
+        raise CheckpointError(what, remedy="put the files themselves there, or name the folder that it points to")
     return path

@@ -44,9 +44,8 @@ def believed_audit(folder: Path, *, split: SplitRecord | None = None) -> StoredA
     if set(HELD) & set(listed):  # an audit of other data may lie in a run folder too
         wrong += [role for role in HELD if split.ids[role] and role not in listed]
     if wrong:
-        raise CheckpointError(
-            f"{folder}: the {' and '.join(wrong)} prompts of the audit are not those of {RECORD_NAME}", remedy=AGAIN
-        )
+        what = f"{folder}: the {' and '.join(wrong)} prompts of the audit are not those of {RECORD_NAME}"
+        raise CheckpointError(what, remedy=AGAIN)
     return stored
 
 
@@ -117,11 +116,7 @@ def places_of(record: CertificateRecord) -> dict[str, ModelPlace]:
 
 
 def bound(record: CertificateRecord, folder: Path, places: Mapping[str, ModelPlace]) -> Bound:
-    """Whether the weights in front of us are those that a certificate speaks of.
-
-    `places` are `before` and `after` in front of us. Of a strength search, `after` is the adapter that was scaled
-    (`original_sha256`), and the scaled one lies in the certificate's `folder`.
-    """
+    """Whether the weights in front of us (`places`) are those of the certificate, a scaled adapter included."""
     before, after = (record.bound[f"{side}_sha256"] for side in ("before", "after"))
     if before == after:
         return Bound(Binding.ITSELF, "The certificate compares a model with itself.")
@@ -153,18 +148,12 @@ class NotAtHandError(ConfigError):
 
 
 def content_at_hand(ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> str:
-    """sha256 of a model's content, of an adapter with its base; `NotAtHandError` where either is not here.
-
-    `ref` is a folder, a hub id in the local cache, or `embedded`. With `trust_remote_code` the repository's code is
-    counted; none of it runs.
-    """
+    """sha256 of a model's content, of an adapter with its base, code counted but not run; refused where not here."""
     from holdfast.models.content import content_of
 
     try:
         return content_of(ref, revision=revision, trust_remote_code=trust_remote_code, local_only=True).sha256
     except (HoldfastError, OSError, ValueError) as error:
         what = error.what if isinstance(error, HoldfastError) else type(error).__name__
-        raise NotAtHandError(
-            f"the model {ref} cannot be read: {what}",
-            remedy=f"put {ref} where it was (a hub model: hf download {ref}), then ask again",
-        ) from error
+        remedy = f"put {ref} where it was (a hub model: hf download {ref}), then ask again"
+        raise NotAtHandError(f"the model {ref} cannot be read: {what}", remedy=remedy) from error

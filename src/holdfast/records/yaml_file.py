@@ -25,19 +25,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
         fault = "a folder, expected a run file" if path.is_dir() else "no such file"
         raise ConfigError(f"{path}: {fault}", remedy=remedy)
     if (size := path.stat().st_size) > MAX_BYTES:
-        raise ConfigError(
-            f"{path}: {size} bytes, expected at most {MAX_BYTES}", remedy="data belongs in the files it names"
-        )
+        what = f"{path}: {size} bytes, expected at most {MAX_BYTES}"
+        raise ConfigError(what, remedy="data belongs in the files it names")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}", remedy="save the file as UTF-8 text") from error
     value = parse_yaml(text, str(path))
     if not isinstance(value, dict):
-        raise ConfigError(
-            f"{path}: expected `key: value` lines, found {'nothing' if value is None else 'something else'}",
-            remedy="start with `model:`, `task:` and `safety:`",
-        )
+        what = f"{path}: expected `key: value` lines, found {'nothing' if value is None else 'something else'}"
+        raise ConfigError(what, remedy="start with `model:`, `task:` and `safety:`")
     return value
 
 
@@ -57,9 +54,8 @@ def parse_yaml(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: {_reason(error)}", remedy=remedy) from error
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
         # A date such as 2020-13-45, `0b`, or a number of 5,000 digits: the constructors raise whatever Python does.
-        raise ConfigError(
-            f"{where}: a value cannot be read ({type(error).__name__})", remedy="put quotes around it if it is text"
-        ) from error
+        what = f"{where}: a value cannot be read ({type(error).__name__})"
+        raise ConfigError(what, remedy="put quotes around it if it is text") from error
 
 
 def parse_stored_yaml(data: bytes, path: Path) -> dict[str, Any]:
@@ -89,9 +85,8 @@ class _PlainLoader(yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             raise ConfigError(f"{place}: YAML aliases are not allowed", remedy="write the value out")
         if getattr(event, "tag", None) is not None:
-            raise ConfigError(
-                f"{place}: YAML tag {event.tag!r} is not allowed", remedy="remove the tag: only plain values"
-            )
+            what = f"{place}: YAML tag {event.tag!r} is not allowed"
+            raise ConfigError(what, remedy="remove the tag: only plain values")
         self.depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if self.depth > MAX_DEPTH:
             raise ConfigError(f"{place}: nested more than {MAX_DEPTH} deep", remedy="a run file needs four levels")
@@ -106,10 +101,8 @@ def _refuse_duplicate_keys(node: yaml.Node | None, where: str) -> None:
             if not isinstance(key, yaml.ScalarNode):
                 raise ConfigError(f"{where}:{line}: a key must be a plain name", remedy="write `name: value`")
             if key.value in seen:
-                raise ConfigError(
-                    f"{where}:{line}: key {key.value!r} appears twice, first on line {seen[key.value]}",
-                    remedy="keep one of the two",
-                )
+                what = f"{where}:{line}: key {key.value!r} appears twice, first on line {seen[key.value]}"
+                raise ConfigError(what, remedy="keep one of the two")
             seen[key.value] = line
             _refuse_duplicate_keys(value, where)
     elif isinstance(node, yaml.SequenceNode):

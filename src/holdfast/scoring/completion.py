@@ -110,7 +110,7 @@ def adapters_off(model: nn.Module, layers: list[Any] | None = None) -> Iterator[
 def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Last hidden states (rows, positions, width), through the model's own forward.
 
-    Without an `attention_mask` in the batch every position counts as text (see `holdfast.auditing.scoring`).
+    Without an `attention_mask` in the batch every position counts as text (see `holdfast.auditing.batches`).
 
     The backbone's output is caught by a hook instead of calling the backbone, since sharding and autocast are attached
     to the outermost forward.

@@ -14,7 +14,7 @@ from tests.unit.constraint.literal import move
 
 from holdfast.auditing import windows
 from holdfast.auditing.audit import audit
-from holdfast.auditing.partial_results import PartialResults
+from holdfast.auditing.results import PartialResults
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.data.encode import Encoded, encode
 from holdfast.data.examples import Example, as_chat, make_example

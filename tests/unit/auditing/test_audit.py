@@ -20,7 +20,7 @@ from tests.unit.auditing.making import CHECKED, dying_audit, encodings, literal,
 from holdfast.auditing import measure as measuring
 from holdfast.auditing import windows as windowing
 from holdfast.auditing.audit import audit
-from holdfast.auditing.partial_results import FOLDER, PartialResults
+from holdfast.auditing.results import FOLDER, PartialResults
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, ResourceError, UnsupportedError
 from holdfast.judging.judge import FunctionJudge

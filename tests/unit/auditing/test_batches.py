@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from tests import tiny
 from tests.unit.auditing.making import encodings, write_adapter
 
-from holdfast.auditing.batches import _SHARE, CPU_TOKENS, batches, shuffled_batches, token_budget
-from holdfast.auditing.measure import Measurer, measure_pair
-from holdfast.auditing.noise import noise_floor
+from holdfast.auditing.batches import _SHARE, CPU_TOKENS, batches, padding_is_inert, shuffled_batches, token_budget
+from holdfast.auditing.measure import Measurer, measure_pair, noise_floor
 from holdfast.auditing.pair import open_pair
-from holdfast.auditing.scoring import padding_is_inert
 from holdfast.models.handle import cpu_has_bfloat16
 from holdfast.scoring.completion import Batch, losses_of
 from holdfast.scoring.head import TOKEN_CHUNK, float32_linear
@@ -66,7 +64,7 @@ def test_neither_order_nor_batch_nor_chunk_changes_a_loss(models, chunk, monkeyp
     rows = encodings(12)
     with open_pair(*models, device="cpu") as pair:
         expected = measure_pair(pair, rows, first_k=3, batch_tokens=1)
-        monkeypatch.setattr("holdfast.auditing.scoring.TOKEN_CHUNK", chunk)
+        monkeypatch.setattr("holdfast.auditing.batches.TOKEN_CHUNK", chunk)
         found = measure_pair(pair, rows[::-1], first_k=3, batch_tokens=10_000)
     for name in ("nll_before", "nll_after", "first_before", "first_after", "kl"):
         assert getattr(found, name)[::-1] == pytest.approx(getattr(expected, name), abs=5e-6), name

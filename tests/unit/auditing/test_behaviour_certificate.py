@@ -15,8 +15,7 @@ from holdfast.auditing.opening import open_certify
 from holdfast.auditing.verify import verify
 from holdfast.certification.behaviour import Claimed, assessed
 from holdfast.certification.binomial import p_value, upper_bound
-from holdfast.certification.statement import named_statement
-from holdfast.certification.terms import Terms
+from holdfast.certification.terms import Terms, named_statement
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError, UnsupportedError
 from holdfast.data.sources import read_prompts

@@ -16,7 +16,7 @@ from holdfast.auditing import windows as windowing
 from holdfast.auditing.audit import audit
 from holdfast.auditing.endpoint import Token
 from holdfast.auditing.opening import certify
-from holdfast.auditing.partial_results import FOLDER
+from holdfast.auditing.results import FOLDER
 from holdfast.certification.ledger_state import read_ledger
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError

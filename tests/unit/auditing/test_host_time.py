@@ -13,12 +13,10 @@ from tests.unit.auditing.making import encodings, write_rows
 from holdfast.auditing import measure as measuring
 from holdfast.auditing import windows as windowing
 from holdfast.auditing.audit import audit
-from holdfast.auditing.batches import batches
-from holdfast.auditing.measure import Measurer
-from holdfast.auditing.noise import second_pass
+from holdfast.auditing.batches import batches, needs_mask
+from holdfast.auditing.measure import Measurer, second_pass
 from holdfast.auditing.pair import open_pair
-from holdfast.auditing.partial_results import PartialResults
-from holdfast.auditing.scoring import needs_mask
+from holdfast.auditing.results import PartialResults
 from holdfast.auditing.windows import WindowPrefetcher, gc_frozen
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import UnsupportedError

@@ -11,10 +11,9 @@ from tests.unit.auditing.making import encodings, write_adapter, write_rows
 from holdfast.auditing import windows as windowing
 from holdfast.auditing.audit import audit
 from holdfast.auditing.batches import batches
-from holdfast.auditing.measure import Measurer, measure_pair
-from holdfast.auditing.noise import SAMPLE, floor_between, second_pass
+from holdfast.auditing.measure import SAMPLE, Measurer, floor_between, measure_pair, second_pass
 from holdfast.auditing.pair import open_pair
-from holdfast.auditing.partial_results import PartialResults
+from holdfast.auditing.results import PartialResults
 from holdfast.constraint.chance import ChanceConstraint
 
 

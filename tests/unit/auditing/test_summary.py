@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.auditing.making import examples
 
-from holdfast.auditing.finishing import MeasuredRole, write_run_audit
+from holdfast.auditing.results import MeasuredRole, write_run_audit
 from holdfast.cli.audit import figures_table
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError

@@ -8,8 +8,7 @@ import pytest
 from holdfast.certification.assessment import assess
 from holdfast.certification.binomial import p_value, upper_bound
 from holdfast.certification.share import share_test
-from holdfast.certification.statement import Words, statement
-from holdfast.certification.terms import Rows, Terms, require_enough
+from holdfast.certification.terms import Rows, Terms, Words, require_enough, statement
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError
 
 WORDS = Words("are answered", "is answered")

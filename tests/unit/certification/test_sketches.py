@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.certification.sketches import KEPT, decoded, read_mark, seen, sketch
+from holdfast.certification.ledger_state import KEPT, decoded, read_mark, seen, sketch
 from holdfast.data.examples import make_example
 from holdfast.data.shingles import prompt_marks
 

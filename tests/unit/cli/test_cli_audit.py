@@ -82,7 +82,7 @@ def test_interruption_exits_130_and_the_same_command_continues(
     holdfast, tiny_model, adapter, data, tmp_path, monkeypatch
 ):
     from holdfast.auditing import windows
-    from holdfast.auditing.partial_results import FOLDER, PartialResults
+    from holdfast.auditing.results import FOLDER, PartialResults
 
     monkeypatch.setattr(windows, "WINDOW", 5)
     write = PartialResults.write

@@ -22,8 +22,7 @@ from scipy.special import betaincinv
 
 from holdfast.certification.assessment import STRENGTHS
 from holdfast.certification.behaviour import BETWEEN, Claimed, Classes, assessed
-from holdfast.certification.statement import named_statement
-from holdfast.certification.terms import Rows, Terms
+from holdfast.certification.terms import Rows, Terms, named_statement
 from holdfast.core.sealed_json import sealed
 from holdfast.data.examples import make_example
 from holdfast.data.split_record import VERSION, SplitRecord, id_hashes, save_record

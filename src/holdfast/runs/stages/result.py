@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.auditing.finishing import MeasuredRole, write_run_audit
+from holdfast.auditing.results import MeasuredRole, write_run_audit
 from holdfast.core import event_log
 from holdfast.core.adapter_card import CARD_MARKER, loading_note
 from holdfast.core.files import write_text

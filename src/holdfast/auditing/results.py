@@ -1,8 +1,15 @@
-"""From measured windows, or the losses of a training run, to the files of an audit."""
+"""The results of an audit on disk: of measured windows while it is unfinished, then of all, or of a training run.
 
+What a killed audit continues from is written whole or not at all, and belongs to one binding: models, data, settings
+and versions. A part's file is the sha256 of a parquet table (32 bytes), then the table: Arrow sees no flipped bit.
+"""
+
+import io
 import logging
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +17,16 @@ import numpy as np
 
 from holdfast.auditing.behaviour import Behaviour
 from holdfast.auditing.measure import Measured
-from holdfast.auditing.partial_results import PartialResults
-from holdfast.auditing.windows import Windows
+from holdfast.auditing.pair import Pair
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.feasibility import NOISE_MARGIN
+from holdfast.core.errors import CheckpointError
+from holdfast.core.files import parse_parquet, read_plain_file, write_bytes
 from holdfast.core.hashing import sha256_json
 from holdfast.core.provenance import commit, hardware, versions
+from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.core.units import UNITS
+from holdfast.data.stream import ExampleStream
 from holdfast.records.audit import Audit
 from holdfast.records.audit_figures import violated
 from holdfast.records.audit_folder import table_figures, write_audit_folder
@@ -24,7 +34,70 @@ from holdfast.scoring.completion import CompletionLosses
 
 logger = logging.getLogger(__name__)
 
+FOLDER = ".audit-parts"
+DIGEST = 32
+_STRINGS = ("id", "role", "category")
 _LOSSES = ("tokens", "first_tokens", "nll_before", "nll_after", "first_before", "first_after")
+
+
+class PartialResults:
+    """Measured windows of one audit, by pass (`both`, `before`, `after`) and number, and its noise floor."""
+
+    def __init__(self, output: Path, binding: Mapping[str, Any]) -> None:
+        self.folder, self.sha256 = output / FOLDER, sha256_json(dict(binding))
+        self._remedy = f"delete {self.folder} and audit again"
+        self._noise, manifest = self.folder / "noise.json", self.folder / "manifest.json"
+        try:
+            same = not manifest.exists() or read_sealed(manifest)["binding_sha256"] == self.sha256
+        except (CheckpointError, KeyError):
+            same = False
+        if not same:
+            logger.warning("the unfinished audit in %s is of other models, data or settings: starting anew", output)
+            shutil.rmtree(self.folder)
+        if not manifest.exists():
+            write_sealed(manifest, {"binding_sha256": self.sha256, "binding": dict(binding)})
+
+    def has(self, name: str, window: int) -> bool:
+        return self._path(name, window).exists()
+
+    def write(self, name: str, window: int, columns: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        typed = {key: pa.array(values, pa.string() if key in _STRINGS else None) for key, values in columns.items()}
+        sink = io.BytesIO()
+        pq.write_table(pa.table(typed, metadata={key: str(value) for key, value in facts.items()}), sink)
+        write_bytes(self._path(name, window), sha256(sink.getvalue()).digest() + sink.getvalue())
+
+    def read(self, name: str, window: int) -> dict[str, Any]:
+        table = self._table(name, window)
+        columns = {key: table[key] for key in table.column_names}
+        return {k: c.to_pylist() if k in _STRINGS else np.asarray(c.to_numpy()) for k, c in columns.items()}
+
+    def facts(self, name: str, window: int) -> dict[str, str]:
+        metadata = self._table(name, window).schema.metadata or {}
+        return {key.decode(): value.decode() for key, value in metadata.items()}
+
+    def noise(self) -> float | None:
+        if not self._noise.exists():
+            return None
+        return float(read_sealed(self._noise, remedy=self._remedy)["noise_floor"])
+
+    def write_noise(self, value: float) -> None:
+        write_sealed(self._noise, {"noise_floor": value})
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _table(self, name: str, window: int) -> Any:
+        path = self._path(name, window)
+        data = read_plain_file(path, remedy=self._remedy)
+        if sha256(data[DIGEST:]).digest() != data[:DIGEST]:
+            raise CheckpointError(f"{path} is damaged: its content does not match its checksum", remedy=self._remedy)
+        return parse_parquet(data[DIGEST:])
+
+    def _path(self, name: str, window: int) -> Path:
+        return self.folder / f"{name}-{window:06d}.part"
 
 
 def _write(
@@ -35,12 +108,11 @@ def _write(
     limit: dict[str, Any] = {name: getattr(constraint, name) for name in ("unit", "tau", "alpha")}
 
     def rows() -> Iterator[dict[str, Any]]:
-        start = 0
+        stop = 0
         for part in parts:
-            stop = start + len(part["id"])
+            start, stop = stop, stop + len(part["id"])
             judged = {} if behaviour is None else behaviour.columns(start, stop)
             yield part | judged | {"violated": violated(part[constraint.unit], constraint.tau)}
-            start = stop
 
     def summary(table: Any) -> dict[str, Any]:
         lost = int((~np.isfinite(table.column(constraint.unit).to_numpy())).sum())
@@ -55,11 +127,11 @@ def _write(
 
 
 def write_audit(
-    folder: Path, windows: Windows, parts: PartialResults, constraint: ChanceConstraint, behaviour: Behaviour | None,
-    facts: Mapping[str, Any],
+    folder: Path, pair: Pair, streams: Mapping[str, ExampleStream], windows: int, parts: PartialResults,
+    constraint: ChanceConstraint, behaviour: Behaviour | None, facts: Mapping[str, Any],
 ) -> Audit:  # fmt: skip
     """The files of an audit whose windows are all measured; `facts`: its binding, versions and time."""
-    pair, streams, noise = windows.pair, windows.streams, parts.noise()
+    noise = parts.noise()
     if noise is not None and constraint.tau < NOISE_MARGIN * noise:
         logger.warning(
             "tau = %g is inside the numerical noise: the unchanged model moves by %.3g (%s), and tau should be at"
@@ -67,7 +139,7 @@ def write_audit(
             constraint.tau, noise, constraint.unit, NOISE_MARGIN,
         )  # fmt: skip
     names = ("both",) if parts.has("both", 0) else ("before", "after")
-    dtypes = [parts.facts(name, number)["dtype"] for number in range(windows.count) for name in names]
+    dtypes = [parts.facts(name, number)["dtype"] for number in range(windows) for name in names]
     first, hashes = next(iter(streams.values())), {role: stream.sha256 for role, stream in streams.items()}
     data = {"source": first.name, "sha256": first.sha256, "file_sha256": first.file_sha256}
     if len(streams) > 1:
@@ -79,7 +151,7 @@ def write_audit(
         "tokenizer": pair.tokenizers.choice, "mode": pair.mode, "dtype": " and ".join(dict.fromkeys(dtypes)),
         "device": str(pair.device),
     }  # fmt: skip
-    rows = (_finished(parts, names, number, own=pair.tokenizers.own) for number in range(windows.count))
+    rows = (_finished(parts, names, number, own=pair.tokenizers.own) for number in range(windows))
     return _write(folder, rows, constraint, known | dict(facts), behaviour)
 
 
@@ -89,11 +161,11 @@ def _finished(parts: PartialResults, names: Sequence[str], number: int, *, own: 
     for read in (parts.read(name, number) for name in names):
         columns |= read | {"truncated": columns["truncated"] | read["truncated"]}
     kls = {name: columns.pop(name, None) for name in ("kl", "kl_first")}
-    measured = Measured(**{name: columns[name] for name in _LOSSES}, **kls)
+    degradations = _degradations(Measured(**{name: columns[name] for name in _LOSSES}, **kls))
     if own:
         columns |= {"first_before": None, "first_after": None}
-        return columns | dict.fromkeys(UNITS) | {"nll_sum": measured.degradation("nll_sum")}
-    return columns | _degradations(measured)
+        degradations = dict.fromkeys(UNITS) | {"nll_sum": degradations["nll_sum"]}
+    return columns | degradations
 
 
 def _degradations(measured: Measured) -> dict[str, Any]:
@@ -113,9 +185,9 @@ class MeasuredRole:
     kl: CompletionLosses | None = None
 
     def columns(self, role: str) -> dict[str, Any]:
-        tensors = {"tokens": self.before.tokens, "first_tokens": self.before.first_tokens}
-        tensors |= {"nll_before": self.before.total, "nll_after": self.after.total}
-        tensors |= {"first_before": self.before.first, "first_after": self.after.first}
+        was, now = self.before, self.after
+        given = (was.tokens, was.first_tokens, was.total, now.total, was.first, now.first)
+        tensors = dict(zip(_LOSSES, given, strict=True))
         if self.kl is not None:
             tensors |= {"kl": self.kl.per_token(), "kl_first": self.kl.per_first_token()}
         arrays: dict[str, Any] = {name: tensor.detach().double().cpu().numpy() for name, tensor in tensors.items()}
@@ -132,13 +204,10 @@ def write_run_audit(
     after: Mapping[str, Any], data: Mapping[str, Any], tokenizer_sha256: str, template_sha256: str, dtype: str,
     device: str, noise_floor: float | None, duplicates_dropped: int, seconds: float,
 ) -> Audit:  # fmt: skip
-    """Write audit.parquet and then audit.json, with mode `training`; an audit of an earlier end is replaced.
+    """Write the audit of a run's end, or of one of its safety sets, with mode `training`; an earlier one is replaced.
 
-    Args:
-        folder: the run folder, or the folder of one of its safety sets.
-        roles: `constraint` and, where there is one, `monitor`.
-        before: `ref` and `sha256` of the model that entered training; `after`: of what came out.
-        data: `source` and `sha256` of the safety data.
+    `before` and `after` have `ref` and `sha256` of the model that entered training and of what came out, `data` has
+    `source` and `sha256` of the safety data.
     """
     facts = {
         "noise_floor": noise_floor, "duplicates_dropped": duplicates_dropped, "before": dict(before),
