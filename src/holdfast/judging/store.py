@@ -28,13 +28,13 @@ MODE = 0o600
 _ELSEWHERE = "name another folder, or delete this file to make the replies again"
 
 
-class ReplyStore:
-    """The replies in one file, whose header says what makes them; the file is made where there is none."""
+class ReplyStore(dict[str, Reply]):
+    """The replies in one file, by id, whose header says what makes them; the file is made where there is none."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        super().__init__()
         self.path = path
         self._header = {"kind": KIND, "version": VERSION, **json.loads(json.dumps(dict(header), allow_nan=False))}
-        self._replies: dict[str, Reply] = {}
         try:
             self._open()
         except OSError as error:
@@ -42,22 +42,13 @@ class ReplyStore:
             raise ConfigError(what, remedy="name a place that is writable") from error
 
     def __repr__(self) -> str:
-        return f"ReplyStore({str(self.path)!r}, {len(self._replies)} replies)"
-
-    def __len__(self) -> int:
-        return len(self._replies)
-
-    def __contains__(self, example_id: object) -> bool:
-        return example_id in self._replies
-
-    def __getitem__(self, example_id: str) -> Reply:
-        return self._replies[example_id]
+        return f"ReplyStore({str(self.path)!r}, {len(self)} replies)"
 
     def append(self, replies: Sequence[Reply]) -> None:
         """Add replies and flush them to disk; an id that is there already keeps its first reply."""
         new: dict[str, Reply] = {}
         for reply in replies:
-            if reply.id not in self._replies:
+            if reply.id not in self:
                 new.setdefault(reply.id, reply)
         if not new:
             return
@@ -76,7 +67,7 @@ class ReplyStore:
         except OSError as error:
             what = f"replies {self.path} cannot be written: {error.strerror}"
             raise ResourceError(what, remedy="free disk space and start again") from error
-        self._replies |= new
+        self.update(new)
 
     def _open(self) -> None:
         first = (json.dumps(self._header, sort_keys=True, allow_nan=False) + "\n").encode("ascii")
@@ -90,7 +81,7 @@ class ReplyStore:
         for number, line in enumerate(lines[1:], start=2):
             if (found := _reply(line)) is None:
                 raise CheckpointError(f"replies {self.path}: line {number} is damaged", remedy=_ELSEWHERE)
-            self._replies.setdefault(found.id, found)
+            self.setdefault(found.id, found)
         self.path.chmod(MODE)
         if torn:
             logger.info("replies %s: dropped an unfinished last line", self.path)

@@ -13,12 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.core.errors import UnsupportedError
 
-OF_RUN_FILE = ("safety", "conflicts", "screening", "monitor", "constraint", "defense")
-"""Keys that mean what they mean in a run file."""
+OF_RUN_FILE = ("safety", "conflicts", "screening", "monitor", "constraint", "defense")  # as in a run file
+# Keys of `holdfast: {train: ...}`: the safety pass is holdfast's, everything else about training is Axolotl's.
 TRAIN = (
     "safety_batch_size", "safety_micro_batch_size", "safety_eval_batch_size", "spikes", "probe_rows", "reference_cache",
 )  # fmt: skip
-"""Keys of `holdfast: {train: ...}`: the safety pass is holdfast's, everything else about training is Axolotl's."""
 
 
 class HoldfastSettings(BaseModel):
@@ -32,19 +31,15 @@ class HoldfastSettings(BaseModel):
     monitor: dict[str, Any] | None = None
     constraint: dict[str, Any] | None = None
     defense: Any = None
-    train: dict[str, Any] | None = None
-    """Fields of the safety pass, those of `TRAIN`."""
-    certify: bool = True
-    """Whether the closed prompts are opened, once, when training has ended; else `holdfast certify` does it later."""
-    report: bool = True
-    """Whether report.html and the model card are written then."""
+    train: dict[str, Any] | None = None  # fields of the safety pass, those of `TRAIN`
+    certify: bool = True  # open the closed prompts, once, after training; else `holdfast certify` does it later
+    report: bool = True  # write report.html and the model card then
 
 
 class HoldfastArgs(BaseModel):
-    """What Axolotl adds to the keys of its file."""
+    """What Axolotl adds to the keys of its file: the block; empty, or left out, it has every default."""
 
     holdfast: HoldfastSettings | None = Field(default_factory=HoldfastSettings)
-    """The block; empty, or left out, it has every default."""
 
 
 _SFT = "use Axolotl's ordinary fine-tuning (no rl:, reward_model: or pretraining_dataset:)"

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast, get_args
 
 from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.core.hashing import sha256_json
@@ -32,8 +32,7 @@ CONVERSATION = "BEGINNING OF CONVERSATION: USER: {prompt} ASSISTANT:{reply}"
 DType = Literal["auto", "float32", "bfloat16"]
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(NamedTuple):
     """A classifier ready to judge: model and tokenizer, the names of its logits, T, and where it computes."""
 
     model: Any
@@ -101,8 +100,7 @@ class ClassifierJudge(ABC):
         return Judgement(verdict, worst, dict(zip(opened.categories, values, strict=True)))
 
 
-@dataclass(frozen=True)
-class EncodedText:
+class EncodedText(NamedTuple):
     """A conversation as tokens; `seen` is False when nothing of a reply that is not empty was left."""
 
     ids: list[int]
