@@ -22,7 +22,7 @@ from peft import LoraConfig
 import holdfast as hf
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import prompt_text
-from holdfast.models.unmerged import load_unmerged
+from holdfast.models.handle import load_unmerged
 from holdfast_lab.protocol.roles import RoleSettings, draw_roles
 
 ROLES = {

@@ -31,7 +31,7 @@ from holdfast.data.templates import use_template
 from holdfast.judging.reply import Reply
 from holdfast.judging.reply_classes import REFUSED, sort_reply
 from holdfast.models.content import content_of
-from holdfast.models.unmerged import load_unmerged
+from holdfast.models.handle import load_unmerged
 from holdfast_lab.evaluation.evaluate import Decoding, Questions, answer
 
 Row = dict[str, Any]

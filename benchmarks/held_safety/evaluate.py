@@ -33,7 +33,7 @@ from holdfast.judging.judge import GuardedJudge, open_judge
 from holdfast.judging.reply import Reply
 from holdfast.judging.reply_classes import sort_reply
 from holdfast.models.content import content_of
-from holdfast.models.unmerged import load_unmerged
+from holdfast.models.handle import load_unmerged
 from holdfast_lab.evaluation.completion_loss import completion_loss
 from holdfast_lab.evaluation.evaluate import BORDERLINE, HARM, Decoding, Questions, answer, judged, outcomes, score
 

@@ -30,7 +30,7 @@ from holdfast.judging.judge import open_judge
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.models.content import content_of
 from holdfast.models.embedded import embedded_model_dir
-from holdfast.models.unmerged import load_unmerged
+from holdfast.models.handle import load_unmerged
 from holdfast.screening.asking import Asker, Sorted, asker_of
 from holdfast.screening.conflicts import find_conflicts, is_refusal, judged_rows
 from holdfast.screening.questions import Question, asked_rows, distinct

@@ -13,8 +13,15 @@ import yaml
 from pydantic import ValidationError
 
 from holdfast.core.errors import ResourceError, UnsupportedError
-from holdfast.integrations.axolotl.settings import OF_RUN_FILE, TRAIN, HoldfastArgs, HoldfastSettings
-from holdfast.integrations.axolotl.unsupported import REFUSED, SIZES, require_supported
+from holdfast.integrations.axolotl.settings import (
+    OF_RUN_FILE,
+    REFUSED,
+    SIZES,
+    TRAIN,
+    HoldfastArgs,
+    HoldfastSettings,
+    require_supported,
+)
 from holdfast.runs.config import RunConfig
 from holdfast.training.config import SafeSFTConfig
 

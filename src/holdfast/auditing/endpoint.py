@@ -23,8 +23,7 @@ from holdfast.core.registry import nearest, written_options
 from holdfast.data.encode import IGNORE, Encoded
 from holdfast.judging.engines import open_engine
 from holdfast.judging.engines.endpoint import EndpointEngine
-from holdfast.judging.exchange import Exchange, post_json
-from holdfast.judging.in_flight import in_flight
+from holdfast.judging.exchange import Exchange, in_flight, post_json
 
 NAME = "endpoint"
 OPTIONS = ("base_url", "model_name", "key_env", "tokenizer", "workers", "retries", "timeout", "pause")

@@ -15,12 +15,11 @@ from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.hashing import sha256_json
 from holdfast.core.registry import nearest
 from holdfast.data.encode import template_sha256, tokenizer_sha256
-from holdfast.models.adapter import adapter_folder, base_of
+from holdfast.models.adapter import adapter_folder, base_of, leaves_base_alone, require_scorable
 from holdfast.models.content import ModelContent, content_of
 from holdfast.models.fingerprint import adapter_fingerprint, model_fingerprint
 from holdfast.models.handle import load_tokenizer
 from holdfast.models.source import resolve
-from holdfast.models.unmerged import leaves_base_alone, require_scorable
 from holdfast.scoring.head import causal_lm
 
 Mode = Literal["one model", "adapter", "two adapters", "two models"]

@@ -18,9 +18,9 @@ import torch
 
 from holdfast.auditing.model_ref import Choice, Mode, ModelRef, Tokenizers, mode_of, model_ref, stacked, tokenizers_for
 from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.models.adapter import attach, not_plain_lora
 from holdfast.models.content import require_unchanged
 from holdfast.models.handle import DType, check_vocabulary, fast_dtype, load_model, require_device
-from holdfast.models.unmerged import attach, not_plain_lora
 from holdfast.scoring.completion import adapter_layers, adapters_off, deterministic
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,5 @@
 """Whether a text is in another language than English, by script and by its function words."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from typing import Final
@@ -27,7 +25,6 @@ maaf saya tidak bisa yang untuk toi khong xin loi voi pahoillani mutta nem tudok
 """
 _ENGLISH: Final = frozenset(_ENGLISH_WORDS.split())
 _OTHER: Final = frozenset(_OTHER_WORDS.split()) - _ENGLISH
-_LATIN: Final = "LATIN"
 
 
 def is_other_language(plain: str, *, code: bool = False) -> bool:
@@ -37,7 +34,7 @@ def is_other_language(plain: str, *, code: bool = False) -> bool:
     a list. `plain` is lower-case text without accents; `code` says that a block of code is in it.
     """
     letters = [c for c in plain if c.isalpha()]
-    foreign = sum(not c.isascii() and not unicodedata.name(c, "").startswith(_LATIN) for c in letters)
+    foreign = sum(not c.isascii() and not unicodedata.name(c, "").startswith("LATIN") for c in letters)
     if letters and foreign > 0.3 * len(letters):
         return True
     words = _WORD.findall(plain)[:WORDS]

@@ -1,13 +1,9 @@
 """JSON over HTTP to a server that may be slow, wrong or hostile: bounded in time and size, and it quotes nothing.
 
-Every request ends: there is one deadline for connecting, sending, headers and body, and a limit on the headers.
-The timeout of a socket is for one operation, so that a server which sends a byte before each timeout can hold a client
-for ever. Here each operation gets what is left of the request's own time:
-
-    left = until - now,  until = start + timeout
-
-`urllib` still does the rest (proxies of the environment, certificates). Looking up a host's name is the system's and
-has its own limit.
+Every request ends: connecting, sending, headers and body share one deadline, and headers have a limit of their own.
+The timeout of a socket is for one operation, so that a server which sends a byte before each can hold a client for
+ever; here each operation gets what is left of the request's time. `urllib` does the rest (proxies of the environment,
+certificates). Looking up a host's name is the system's and has its own limit.
 """
 
 import functools
@@ -25,11 +21,15 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.core.errors import ConfigError, ResourceError
 
+T = TypeVar("T")
+R = TypeVar("R")
 logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*_(KEY|TOKEN)")  # what no key looks like
@@ -54,18 +54,18 @@ class Exchange:
 
 
 def completions(base_url: str) -> str:
-    """The address of chat completions under an OpenAI-compatible API."""
     return f"{base_url.rstrip('/')}/chat/completions"
 
 
 def require_address(who: str, option: str, url: Any) -> None:
     """Refuse what is not an http or https address and nothing more."""
     try:
-        parts = urllib.parse.urlsplit(url) if isinstance(url, str) else None
-        usable = parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        usable = usable and not ("@" in parts.netloc or parts.query or parts.fragment)
     except ValueError:
-        parts, usable = None, False
-    if parts is None or not usable or "@" in parts.netloc or parts.query or parts.fragment:
+        usable = False
+    if not usable:
         raise ConfigError(
             f"{who}: expected {option} to be http://host/path or https://host/path, without user, password, query or "
             "fragment",
@@ -74,17 +74,14 @@ def require_address(who: str, option: str, url: Any) -> None:
 
 
 def read_key(who: str, variable: str, url: str) -> str:
-    """The key in an environment variable."""
     written = isinstance(variable, str) and "\0" not in variable
     key = os.environ.get(variable, "").strip() if written else ""
     # A key with a line break would be quoted by the HTTP library's complaint.
     if not key or not key.isascii() or not key.isprintable():
         named = written and (variable in os.environ or KEY_VARIABLE.fullmatch(variable))
         shown = f"environment variable {variable}" if named else "the environment variable that was named"
-        raise ConfigError(
-            f"{who}: {shown} holds no usable API key",
-            remedy="set the variable to the key, and give the name of the variable, never the key itself",
-        )
+        remedy = "set the variable to the key, and give the name of the variable, never the key itself"
+        raise ConfigError(f"{who}: {shown} holds no usable API key", remedy=remedy)
     parts = urllib.parse.urlsplit(url)
     if parts.scheme == "http" and parts.hostname not in LOCAL:
         logger.warning("%s: the API key goes to %s unencrypted", who, url)
@@ -92,15 +89,11 @@ def read_key(who: str, variable: str, url: str) -> str:
 
 
 def post_json(exchange: Exchange, body: Any, stop: threading.Event | None = None) -> tuple[Any, str]:
-    """The JSON that the server answers, and ""; or None, and in words that quote nothing why there is none.
-
-    When `stop` is set, nothing is tried again.
-    """
+    """The JSON that the server answers, and ""; or None, and why, quoting nothing. After `stop` none is tried again."""
     stop = stop or threading.Event()
     nobody, reason = False, ""
     for attempt in range(exchange.retries + 1):
-        wait = exchange.pause * 2**attempt
-        nobody = False
+        wait, nobody = exchange.pause * 2**attempt, False
         try:
             return json.loads(_read(exchange, body)), ""
         except (ValueError, RecursionError):
@@ -108,10 +101,9 @@ def post_json(exchange: Exchange, body: Any, stop: threading.Event | None = None
         except urllib.error.HTTPError as error:
             with error:
                 if error.code in REFUSED:
-                    raise ConfigError(
-                        f"{exchange.url} answers {error.code}: {REFUSED[error.code]}",
-                        remedy="check the address, the model's name and the environment variable of the key",
-                    ) from None
+                    remedy = "check the address, the model's name and the environment variable of the key"
+                    what = f"{exchange.url} answers {error.code}: {REFUSED[error.code]}"
+                    raise ConfigError(what, remedy=remedy) from None
                 reason = f"HTTP {error.code}"
                 if error.code not in PASSING:
                     return None, reason
@@ -151,6 +143,33 @@ def _asked_wait(asked: str | None, otherwise: float) -> float:
     except ValueError:  # a date
         return otherwise
     return max(seconds, 0.0) if math.isfinite(seconds) else otherwise
+
+
+def in_flight(work: Callable[[T, threading.Event], R], items: Sequence[T], workers: int) -> Iterator[R]:
+    """Results of requests side by side, `workers` at a time, in the order in which they arrive.
+
+    After a failure what is on its way still counts and what waits is not sent; then the failure is raised. `work` is
+    given an event that is set where nothing should be tried again.
+    """
+    pool, stop = ThreadPoolExecutor(workers, thread_name_prefix="endpoint"), threading.Event()
+    try:
+        futures = [pool.submit(work, item, stop) for item in items]
+        failed: BaseException | None = None
+        for future in as_completed(futures):
+            if future.cancelled():
+                continue
+            if (error := future.exception()) is None:
+                yield future.result()
+            elif failed is None:
+                failed = error
+                stop.set()
+                for waiting in futures:
+                    waiting.cancel()
+        if failed is not None:
+            raise failed
+    finally:
+        stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _TooMuchError(Exception):
@@ -217,15 +236,12 @@ class _Bounded(http.client.HTTPConnection):
 
     def _connected(self, address: tuple[str, int], *_: Any) -> socket.socket:
         """`socket.create_connection` gives every address of a host the whole timeout; here they share it."""
-        failed: OSError = OSError("the host has no address")
-        for family, kind, protocol, _name, place in socket.getaddrinfo(*address, 0, socket.SOCK_STREAM):
-            made = socket.socket(family, kind, protocol)
+        failed = OSError("the host has no address")
+        for _family, _type, _protocol, _name, place in socket.getaddrinfo(*address, 0, socket.SOCK_STREAM):
             try:
-                made.settimeout(_left(self._until))
-                made.connect(place)
+                made = socket.create_connection((str(place[0]), address[1]), _left(self._until))
                 made.settimeout(_left(self._until))  # for the handshake of TLS
             except OSError as error:
-                made.close()
                 failed = error
             else:
                 return made
@@ -237,8 +253,7 @@ class _Bounded(http.client.HTTPConnection):
         super().send(data)
 
 
-class _BoundedTls(_Bounded, http.client.HTTPSConnection):
-    """The same over TLS."""
+class _BoundedTls(_Bounded, http.client.HTTPSConnection): ...
 
 
 class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler, urllib.request.HTTPRedirectHandler):

@@ -1,7 +1,7 @@
 """Judges: what calls the reply to a prompt safe or unsafe.
 
-A judge's input is text that a model made, and its output is not trusted either: whatever is not plainly a verdict,
-and whatever the judge fails on, is unscored. Nothing becomes safe by default.
+A judge's output is not trusted: whatever is not plainly a verdict, and whatever the judge fails on, is unscored.
+Nothing becomes safe by default.
 """
 
 import inspect
@@ -58,26 +58,20 @@ JUDGES: Registry[Callable[..., Judge]] = Registry("judge", package="holdfast.jud
 class GuardedJudge:
     """A judge whose failures are unscored replies.
 
-    A batch on which the judge raises, or for which it returns another number of judgements, is judged reply by
-    reply; a reply that fails alone is unscored and counted in `failures`. Refusals of holdfast (a judge's weights
-    are missing, say) concern no single reply and pass through.
+    A batch on which the judge raises, or gives another number of judgements, is judged reply by reply; a reply that
+    fails alone is unscored and counted in `failures`. Refusals of holdfast (missing weights, say) pass through.
     """
 
     def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+        self._judge, self.name = judge, judge.name
         self.failures = 0
-
-    @property
-    def name(self) -> str:
-        return self._judge.name
 
     @property
     def revision(self) -> str | None:
         return self._judge.revision
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        whole = None if isinstance(self._judge, FunctionJudge) else self._attempt(prompts, replies)
-        if whole is not None:
+        if not isinstance(self._judge, FunctionJudge) and (whole := self._attempt(prompts, replies)) is not None:
             return whole
         alone = [self._attempt([prompt], [reply]) for prompt, reply in zip(prompts, replies, strict=True)]
         if failed := alone.count(None):
@@ -141,21 +135,15 @@ def open_judge(spec: JudgeSpec) -> GuardedJudge:
             raise ConfigError("judge: a mapping without a name", remedy="give name: and the judge's options")
         return GuardedJudge(_made(name, options) if options or name in JUDGES else _named(name))
     if not isinstance(spec, type):
-        if _is_judge(spec):
+        # No part is evaluated: a revision may be the hash of large files.
+        if all(inspect.getattr_static(spec, part, spec) is not spec for part in ("name", "revision", "judge")):
             return GuardedJudge(cast("Judge", spec))
         if callable(spec):
             return GuardedJudge(FunctionJudge(spec))
-    raise ConfigError(
-        f"judge: found {spec.__name__ if isinstance(spec, type) else type(spec).__name__}, expected a name, an "
-        "object with name, revision and judge(prompts, replies), or a function (prompt, reply)",
-        remedy="`holdfast ls judges` lists the names; a class has to be instantiated first",
-    )
-
-
-def _is_judge(value: object) -> bool:
-    """Whether this has all parts of a judge; none is evaluated, since a revision may be the hash of large files."""
-    missing = object()
-    return all(inspect.getattr_static(value, part, missing) is not missing for part in ("name", "revision", "judge"))
+    found = spec.__name__ if isinstance(spec, type) else type(spec).__name__
+    expected = "a name, an object with name, revision and judge(prompts, replies), or a function (prompt, reply)"
+    remedy = "`holdfast ls judges` lists the names; a class has to be instantiated first"
+    raise ConfigError(f"judge: found {found}, expected {expected}", remedy=remedy)
 
 
 def _named(spec: str | Path) -> Judge:
@@ -185,13 +173,10 @@ def _made(name: str, options: dict[str, Any]) -> Judge:
 
 
 def _judgement(value: Any) -> Judgement:
-    """`value` as a judgement; unscored unless it is one with scores in [0, 1], or a verdict as text.
-
-    Categories that are no mapping raise, which is a failure of the judge.
-    """
+    """`value` as a judgement; unscored unless it is one with scores in [0, 1], or a verdict as text."""
     if isinstance(value, Judgement):
         scores: list[Any] = [] if value.probability is None else [value.probability]
-        scores += [] if value.categories is None else value.categories.values()
+        scores += [] if value.categories is None else value.categories.values()  # raises where they are no mapping
         return value if isinstance(value.verdict, Verdict) and all(map(is_probability, scores)) else UNSCORED
     text = value.strip().lower() if isinstance(value, str) else ""
     return Judgement(Verdict(text)) if text in set(Verdict) else UNSCORED

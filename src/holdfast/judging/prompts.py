@@ -10,28 +10,20 @@ from holdfast.data.templates import Template, rendered
 
 
 def require_sizes(**sizes: int) -> None:
-    """Refuse sizes below 1, by name."""
     for name, size in sizes.items():
         if size < 1:
             raise ConfigError(f"generation: {name} = {size}, expected at least 1", remedy=f"set {name} to 1 or more")
 
 
 def require_prompts(examples: Sequence[Example]) -> None:
-    """Refuse plain text: there is nothing to reply to."""
     if without := [example for example in examples if example.kind == "text"]:
-        raise DataError(
-            f"{len(without)} of {len(examples)} examples are plain text without a prompt, so there is nothing to "
-            f"reply to: {listed(without)}",
-            remedy="give prompt and completion columns, or messages",
-        )
+        what = f"{len(without)} of {len(examples)} examples are plain text without a prompt, so there is nothing"
+        remedy = "give prompt and completion columns, or messages"
+        raise DataError(f"{what} to reply to: {listed(without)}", remedy=remedy)
 
 
 def prompt_ids(tokenizer: Any, examples: Sequence[Example], template: Template) -> list[list[int]]:
-    """Token ids of every prompt, up to where the reply begins.
-
-    Any template but `none` puts plain prompts into a user turn, which the tokenizer's chat template renders: which
-    one that is was settled by `holdfast.data.templates.use_template`.
-    """
+    """Token ids of every prompt, up to the reply; any template but `none` makes user turns of plain prompts."""
     require_prompts(examples)
     shaped = uniform(examples) if template == "none" else [as_chat(example) for example in examples]
     if shaped:
@@ -58,20 +50,14 @@ def require_room(
     """Refuse prompts that leave less than `max_new_tokens` of the model's positions, before anything is decoded."""
     if (positions := positions_of(model)) is None:
         return
-    long = [e for e, ids in zip(examples, prompts, strict=True) if len(ids) + max_new_tokens > positions]
-    if long:
-        raise DataError(
-            f"{len(long)} of {len(examples)} prompts leave no room for {max_new_tokens} new tokens in the model's "
-            f"{positions} positions: {listed(long)}",
-            remedy="shorten or remove these prompts, or ask for fewer new tokens",
-        )
+    if long := [e for e, ids in zip(examples, prompts, strict=True) if len(ids) + max_new_tokens > positions]:
+        room = f"no room for {max_new_tokens} new tokens in the model's {positions} positions"
+        what = f"{len(long)} of {len(examples)} prompts leave {room}: {listed(long)}"
+        raise DataError(what, remedy="shorten or remove these prompts, or ask for fewer new tokens")
 
 
 def by_length(examples: Sequence[Example]) -> list[int]:
-    """Places of the examples, shortest prompt first.
-
-    By characters, not tokens: two models with different tokenizers then meet the same batches.
-    """
+    """Places of the examples, shortest prompt first: by characters, so that two tokenizers meet the same batches."""
     return sorted(range(len(examples)), key=lambda i: len(prompt_text(examples[i])))
 
 

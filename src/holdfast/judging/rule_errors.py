@@ -1,8 +1,8 @@
 """How often the rules that sort replies are wrong, measured on blind labels: printed, never subtracted.
 
-The counts come from `benchmarks/refusal_rules` and are shipped beside this module. A false refusal is a reply that the
-rules call refused and that is none; a missed refusal is one they call answered. A label that is unclear counts as an
-error. Intervals are Clopper-Pearson, two-sided.
+The counts come from `benchmarks/refusal_rules` and are shipped beside this module; the rates and Clopper-Pearson
+intervals are computed from them. A false refusal is a reply that the rules call refused and that is none; a missed
+refusal is one they call answered. A label that is unclear counts as an error.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,6 @@ class RuleErrors:
     models: Mapping[str, tuple[ErrorRate, ErrorRate]] = field(default_factory=dict)
 
     def sentence(self) -> str:
-        """The rates as a certificate prints them."""
         false, missed = (
             f"{found.errors} of {found.n} (at most {percent_up(found.interval[1])})"
             for found in (self.false_refusals, self.missed_refusals)
@@ -65,7 +64,6 @@ class RuleErrors:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What is shipped, and what a certificate stores."""
         return {
             "rules": RULES_NAME, "revision": self.revision, "labels_sha256": self.labels_sha256,
             "labeller": self.labeller, "confidence": CONFIDENCE,
@@ -75,10 +73,7 @@ class RuleErrors:
 
 
 def rule_error_rates(path: Path = DATA) -> RuleErrors | None:
-    """The measured error rates; None where those of this revision were not measured.
-
-    Rates and intervals are computed from the stored counts.
-    """
+    """The measured error rates; None where those of this revision were not measured."""
     if not path.exists():
         return None
     stored = read_json(path)
@@ -89,14 +84,12 @@ def rule_error_rates(path: Path = DATA) -> RuleErrors | None:
             str(stored["revision"]), str(stored["labels_sha256"]), str(stored["labeller"]), *_pair(stored),
             {str(name): _pair(model) for name, model in stored["models"].items()},
         )  # fmt: skip
-        same = found.to_json() == stored
+        if found.to_json() == stored:
+            return found
     except (KeyError, TypeError, AttributeError, HoldfastError):
-        same = False
-    if not same:
-        raise CheckpointError(
-            f"{path}: not the error rates of its own counts", remedy="install holdfast again, or measure them again"
-        )
-    return found
+        pass
+    what = f"{path}: not the error rates of its own counts"
+    raise CheckpointError(what, remedy="install holdfast again, or measure them again")
 
 
 def _pair(stored: Mapping[str, Any]) -> tuple[ErrorRate, ErrorRate]:

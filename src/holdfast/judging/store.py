@@ -1,8 +1,8 @@
 """Replies on disk: made once, scored as often as wanted.
 
-JSON lines. The first line is the header, which says what made the replies; every other line is one reply. Lines are
-only ever appended, so that a killed process costs its unfinished batch: a last line without its line end is dropped,
-and the replies that are missing are made. The file is the owner's alone, since replies may be harmful.
+JSON lines: the header, which says what made the replies, then one reply a line. Lines are only ever appended, so that a
+killed process costs its unfinished batch: a last line without its end is dropped, and missing replies are made. The
+file is the owner's alone, since replies may be harmful.
 """
 
 import json
@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,56 +28,52 @@ MODE = 0o600
 _ELSEWHERE = "name another folder, or delete this file to make the replies again"
 
 
-class ReplyStore:
-    """The replies in one file, whose header says what makes them; the file is made where there is none."""
+class ReplyStore(dict[str, Reply]):
+    """The replies in one file, by id, whose header says what makes them; the file is made where there is none."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        super().__init__()
         self.path = path
         self._header = {"kind": KIND, "version": VERSION, **json.loads(json.dumps(dict(header), allow_nan=False))}
-        self._replies: dict[str, Reply] = {}
         try:
             self._open()
         except OSError as error:
-            raise ConfigError(
-                f"replies {path} cannot be read or written: {error.strerror}", remedy="name a place that is writable"
-            ) from error
+            what = f"replies {path} cannot be read or written: {error.strerror}"
+            raise ConfigError(what, remedy="name a place that is writable") from error
 
     def __repr__(self) -> str:
-        return f"ReplyStore({str(self.path)!r}, {len(self._replies)} replies)"
-
-    def __len__(self) -> int:
-        return len(self._replies)
-
-    def __contains__(self, example_id: object) -> bool:
-        return example_id in self._replies
-
-    def __getitem__(self, example_id: str) -> Reply:
-        return self._replies[example_id]
+        return f"ReplyStore({str(self.path)!r}, {len(self)} replies)"
 
     def append(self, replies: Sequence[Reply]) -> None:
         """Add replies and flush them to disk; an id that is there already keeps its first reply."""
         new: dict[str, Reply] = {}
         for reply in replies:
-            if reply.id not in self._replies:
+            if reply.id not in self:
                 new.setdefault(reply.id, reply)
         if not new:
             return
+        # ASCII with escapes: no line separator and no lone surrogate of a reply can break a line.
+        data = "".join(json.dumps(asdict(reply)) + "\n" for reply in new.values()).encode("ascii")
         try:
-            # ASCII with escapes: no line separator and no lone surrogate of a reply can break a line.
-            self._write("".join(json.dumps(asdict(reply)) + "\n" for reply in new.values()).encode("ascii"))
+            size = self.path.stat().st_size
+            try:
+                with self.path.open("ab") as handle:
+                    handle.write(data)
+                    handle.flush()
+                    os.fsync(handle.fileno())
+            except OSError:  # a write that fails half-way leaves nothing behind
+                os.truncate(self.path, size)
+                raise
         except OSError as error:
-            raise ResourceError(
-                f"replies {self.path} cannot be written: {error.strerror}", remedy="free disk space and start again"
-            ) from error
-        self._replies |= new
+            what = f"replies {self.path} cannot be written: {error.strerror}"
+            raise ResourceError(what, remedy="free disk space and start again") from error
+        self.update(new)
 
     def _open(self) -> None:
         first = (json.dumps(self._header, sort_keys=True, allow_nan=False) + "\n").encode("ascii")
         data = self.path.read_bytes() if self.path.exists() else b""
         whole, _, torn = data.rpartition(b"\n")
-        if not whole:
-            if not first.startswith(data):
-                raise self._foreign()
+        if not whole and first.startswith(data):
             write_bytes(self.path, first, mode=MODE)
             return
         lines = whole.split(b"\n")
@@ -84,7 +81,7 @@ class ReplyStore:
         for number, line in enumerate(lines[1:], start=2):
             if (found := _reply(line)) is None:
                 raise CheckpointError(f"replies {self.path}: line {number} is damaged", remedy=_ELSEWHERE)
-            self._replies.setdefault(found.id, found)
+            self.setdefault(found.id, found)
         self.path.chmod(MODE)
         if torn:
             logger.info("replies %s: dropped an unfinished last line", self.path)
@@ -96,28 +93,11 @@ class ReplyStore:
         except ValueError:
             found = None
         if not isinstance(found, dict) or found.get("kind") != KIND:
-            raise self._foreign()
+            raise CheckpointError(f"{self.path} is not a file of replies", remedy="name another file")
         for field in sorted({*found, *self._header}):
-            then, now = found.get(field), self._header.get(field)
-            if then != now:
-                raise CheckpointError(
-                    f"replies {self.path} were made with {field} = {then!r}, now {now!r}", remedy=_ELSEWHERE
-                )
-
-    def _foreign(self) -> CheckpointError:
-        return CheckpointError(f"{self.path} is not a file of replies", remedy="name another file")
-
-    def _write(self, data: bytes) -> None:
-        """Append whole lines; a write that fails half-way leaves nothing behind."""
-        size = self.path.stat().st_size
-        try:
-            with self.path.open("ab") as handle:
-                handle.write(data)
-                handle.flush()
-                os.fsync(handle.fileno())
-        except OSError:
-            os.truncate(self.path, size)
-            raise
+            if (then := found.get(field)) != (now := self._header.get(field)):
+                what = f"replies {self.path} were made with {field} = {then!r}, now {now!r}"
+                raise CheckpointError(what, remedy=_ELSEWHERE)
 
 
 def replies(
@@ -131,21 +111,16 @@ def replies(
     with locked(store_path):
         store = _opened(store_path, header, engine, max_new_tokens)
         new = _not_in(store, examples)
-        if progress is not None:
-            progress(sum(example.id in store for example in examples))
-        if seen is not None:
-            seen([store[example.id] for example in examples if example.id in store])
-        for batch in engine.generate(new, max_new_tokens=max_new_tokens) if new else ():
+        there = [store[example.id] for example in examples if example.id in store]
+        for batch in chain([there], engine.generate(new, max_new_tokens=max_new_tokens) if new else ()):
             store.append(batch)
             if progress is not None:
                 progress(sum(example.id in store for example in examples))
             if seen is not None:
                 seen(batch)
     if without := sum(example.id not in store for example in examples):
-        raise ResourceError(
-            f"engine {engine.name!r} gave no reply to {without} of {len(examples)} prompts",
-            remedy="start again: the replies that are there are kept",
-        )
+        what = f"engine {engine.name!r} gave no reply to {without} of {len(examples)} prompts"
+        raise ResourceError(what, remedy="start again: the replies that are there are kept")
     return [store[example.id] for example in examples]
 
 
@@ -162,10 +137,8 @@ def _opened(store_path: Path, header: Mapping[str, Any], engine: Engine, max_new
     added |= getattr(engine, "identity", {})
     for field, value in added.items():
         if header.get(field, value) != value:
-            raise ConfigError(
-                f"replies {store_path}: the header says {field} = {header[field]!r}, the engine runs with {value!r}",
-                remedy=f"leave {field} out of the header",
-            )
+            what = f"the header says {field} = {header[field]!r}, the engine runs with {value!r}"
+            raise ConfigError(f"replies {store_path}: {what}", remedy=f"leave {field} out of the header")
     return ReplyStore(store_path, {**header, **added})
 
 

@@ -1,7 +1,8 @@
-"""PEFT adapters on disk: what they rest on, and merging them into it."""
+"""PEFT adapters on disk: what they rest on, what their settings say, and putting them on a base, merged or not."""
 
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,15 @@ from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DECISIV
 from holdfast.models.source import Source, file_of, folder_of, resolve, snapshot
 
 MAX_ADAPTERS = 16  # on top of one another
+# Initialisations that leave the base as it is. The others (PiSSA, OLoRA, CorDA, LoftQ) subtract a part from it.
+_PLAIN_STARTS = {None, True, False, "gaussian", "orthogonal", "eva"}
+_NOT_PLAIN = {
+    "use_dora": "DoRA, whose magnitudes do not scale",
+    "modules_to_save": "modules trained in full (modules_to_save)",
+    "trainable_token_indices": "trained tokens (trainable_token_indices)",
+    "lora_bias": "a trained bias (lora_bias)",
+    "layer_replication": "replicated layers (layer_replication)",
+}
 
 
 class Lineage(NamedTuple):
@@ -71,11 +81,10 @@ def base_of(adapter: Path) -> tuple[str, str | None]:
 
 
 def _named_base(adapter: Path) -> tuple[str, str | None]:
-    path = adapter / ADAPTER_CONFIG
-    config = settings_in(path)
+    config = adapter_settings_of(adapter)
     for key, kinds in (("base_model_name_or_path", str), ("revision", str | None)):
         if not isinstance(config.get(key), kinds):
-            what = f"{path}: expected a text under {key}, found {type(config.get(key)).__name__}"
+            what = f"{adapter / ADAPTER_CONFIG}: expected a text under {key}, found {type(config.get(key)).__name__}"
             raise CheckpointError(what, remedy="restore the file from the run that saved the adapter")
     return config["base_model_name_or_path"], config.get("revision")
 
@@ -83,6 +92,39 @@ def _named_base(adapter: Path) -> tuple[str, str | None]:
 def _circle(adapter: Path) -> CheckpointError:
     what = f"adapter {adapter} rests on itself: following base_model_name_or_path never reaches a full model"
     return CheckpointError(what, remedy=f"name the adapter's base model in its {ADAPTER_CONFIG}")
+
+
+def adapter_settings_of(adapter: Path) -> dict[str, Any]:
+    return settings_in(adapter / ADAPTER_CONFIG)
+
+
+def require_scorable(adapter: Path) -> None:
+    """Refuse an adapter whose virtual tokens shift the positions that losses are read from."""
+    config = adapter_settings_of(adapter)
+    if "num_virtual_tokens" in config or config.get("peft_type") == "ADAPTION_PROMPT":
+        what = f"adapter {adapter} is a prompt-learning adapter ({config.get('peft_type')}), which is not supported"
+        raise UnsupportedError(what, remedy="use an adapter on the weights, such as LoRA, or a full model")
+
+
+def leaves_base_alone(adapter: Path) -> bool:
+    """Whether switching the adapter off gives its base back bit for bit.
+
+    Trained biases, some initialisations and replicated layers change the base itself, and stay.
+    """
+    config = adapter_settings_of(adapter)
+    start = config.get("init_lora_weights")
+    plain = isinstance(start, str | bool | None) and start in _PLAIN_STARTS
+    return plain and config.get("bias", "none") == "none" and not config.get("layer_replication")
+
+
+def not_plain_lora(adapter: Path) -> str | None:
+    """Why W + s * scaling * B A is not this adapter at strength s; None when it is."""
+    config = adapter_settings_of(adapter)
+    if config.get("peft_type") != "LORA":
+        return f"it is {config.get('peft_type')}, not LoRA"
+    if more := [name for key, name in _NOT_PLAIN.items() if config.get(key)]:
+        return f"it has {more[0]}"
+    return None if leaves_base_alone(adapter) else "it changes the base's own weights or biases"
 
 
 def load_adapter(model: Any, adapter: Path, **options: Any) -> Any:
@@ -96,6 +138,14 @@ def load_adapter(model: Any, adapter: Path, **options: Any) -> Any:
             model.load_adapter(str(adapter), **options)
             return model
         return PeftModel.from_pretrained(model, str(adapter), **options)
+
+
+def attach(base: Any, adapters: Mapping[str, Path]) -> Any:
+    """The base with every adapter by name, none merged, in evaluation mode; the first is active."""
+    model = base
+    for name, folder in adapters.items():
+        model = load_adapter(model, folder, adapter_name=name, torch_device=str(base.device))
+    return model.eval()
 
 
 def merge(base: Any, adapter: Path) -> Any:

@@ -4,11 +4,8 @@ The aligned model is the one being fine-tuned. What it was before is given in on
 
 * the alignment adapter that was merged into it: V = s B A, kept as its two factors. Exact, and never a dense matrix;
 * a model (hub id, folder, `embedded` or the object): V is a difference in float32, module by module, when it is needed.
-  Where the folder's tensors carry the modules' names, those tensors alone are read, otherwise the model is loaded on
-  the CPU and all but those tensors dropped. bfloat16 keeps 8 significant bits, so entries of V below about |W| / 512
-  are rounding: give the adapter wherever there is one.
-
-Modules are matched by name, weights only; nothing is told apart by its shape or position.
+  Where the folder's tensors carry the modules' names, those alone are read, otherwise the model is loaded on the CPU.
+  bfloat16 keeps 8 significant bits, so entries of V below about |W| / 512 are rounding, which the adapter has not.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,18 +19,16 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.files import read_json
-from holdfast.models.adapter import adapter_folder, base_of
+from holdfast.models.adapter import adapter_folder, adapter_settings_of, base_of, not_plain_lora
 from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.fingerprint import has_idle_adapter
 from holdfast.models.handle import load_model
 from holdfast.models.library_errors import one_line_errors
 from holdfast.models.lora_layers import LoraLayer, lora_layers
-from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG, INDEX, WEIGHTS, settings_in
+from holdfast.models.model_files import ADAPTER_WEIGHTS, CONFIG, INDEX, WEIGHTS
 from holdfast.models.source import EMBEDDED, Source, file_of, resolve
-from holdfast.models.unmerged import not_plain_lora
 
-_EXACT = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_SAFETENSORS_NAMES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+_EXACT = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ class _Stored:
         """Shape and dtype, without reading the numbers; None for dtypes that hold no plain weights."""
         with _opened(self.path) as file:
             part = file.get_slice(self.name)
-            return tuple(part.get_shape()), _SAFETENSORS_NAMES.get(part.get_dtype())
+            return tuple(part.get_shape()), _EXACT.get(part.get_dtype())
 
     def __call__(self) -> Tensor:
         with _opened(self.path) as file:
@@ -104,10 +99,9 @@ def require_merged(unaligned: str, model: str) -> None:
     """
     adapter = adapter_folder(resolve(unaligned, None, trust_remote_code=False))
     if adapter is not None and _place(base_of(adapter)[0]) == _place(model):
-        raise ConfigError(
-            f"the alignment adapter {unaligned} is not part of the model {model}, which is its base",
-            remedy="fine-tune the aligned model: name the adapter as `model` (it is merged), and leave out `unaligned`",
-        )
+        what = f"the alignment adapter {unaligned} is not part of the model {model}, which is its base"
+        remedy = "fine-tune the aligned model: name the adapter as `model` (it is merged), and leave out `unaligned`"
+        raise ConfigError(what, remedy=remedy)
 
 
 def _place(ref: str) -> str:
@@ -129,7 +123,7 @@ def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]
     if (reason := not_plain_lora(folder)) is not None:
         what = f"alignment adapter {folder}: {reason}, so the shift is not s B A"
         raise UnsupportedError(what, remedy="give the model before alignment instead of the adapter")
-    settings = settings_in(folder / ADAPTER_CONFIG)
+    settings = adapter_settings_of(folder)
     found: dict[str, Shift] = {}
     with _opened(folder / ADAPTER_WEIGHTS) as file:
         present = set(file.keys())
@@ -138,8 +132,8 @@ def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]
             device = layer.B.device
             if not present & set(names):
                 d_out, d_in = layer.base_weight.shape
-                nothing = torch.zeros(d_out, 0, device=device), torch.zeros(0, d_in, device=device)
-                found[layer.name] = FactoredShift(*nothing)
+                left, right = torch.zeros(d_out, 0, device=device), torch.zeros(0, d_in, device=device)
+                found[layer.name] = FactoredShift(left, right)
                 continue
             if not present >= set(names):
                 what = f"alignment adapter {folder} has one of LoRA's two factors for {layer.name}"
@@ -163,7 +157,7 @@ def _stored_scaling(settings: Mapping[str, Any], name: str, rank: int) -> float:
 def _from_weights(
     layers: Sequence[LoraLayer], weights: Mapping[str, Tensor] | Mapping[str, _Stored], where: str
 ) -> dict[str, Shift]:
-    """Differences to these weights, by module name; shapes and dtypes are checked now, numbers are read later."""
+    """Differences to these weights; shapes and dtypes are checked now, numbers are read later."""
     if missing := [layer.name for layer in layers if layer.name not in weights]:
         what = f"the model before alignment ({where}) lacks {len(missing)} of {len(layers)} modules, first {missing[0]}"
         raise ConfigError(what, remedy="give the model that was aligned, of the same architecture and class")
@@ -171,7 +165,7 @@ def _from_weights(
     for layer in layers:
         weight = weights[layer.name]
         shape, dtype = (tuple(weight.shape), weight.dtype) if isinstance(weight, Tensor) else weight.header()
-        if dtype not in _EXACT:
+        if dtype not in _EXACT.values():
             raise _packed(where)
         _require_shape(layer, shape, where)
         found[layer.name] = DenseShift(layer, weight.detach if isinstance(weight, Tensor) else weight)

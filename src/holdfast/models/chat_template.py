@@ -1,14 +1,12 @@
 """Chat templates are programs that came with a model: each is tried under limits before it is first used.
 
 A template that is plainly linear (one loop over the messages, no arithmetic, no calls but those on a short list) needs
-no trial. Any other is rendered once in a process of its own, with limits of processor time and memory, on short and on
-long neutral conversations; that it ended is remembered in holdfast's cache. What remains: a template that is quick on
-these conversations and slow on a certain text in them.
+no trial. Any other is rendered once in a process with limits of processor time and memory, on neutral conversations;
+that it ended is remembered in holdfast's cache. What remains: a template that is slow on a certain text alone.
 """
 
 import logging
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import ConfigError
@@ -33,16 +31,11 @@ _PROBLEMS = {
 
 def require_bounded(template: Any, name: str) -> None:
     """Refuse a tokenizer's chat template (or one of several, by name) that does not end, or is no template."""
-    if isinstance(template, dict):
-        for one in template.values():
-            require_bounded(one, name)
-        return
-    if template is None:
-        return
-    problem = "is no text" if not isinstance(template, str) else _problem(template)
-    if problem is not None:
-        remedy = "repair the template in the tokenizer's files, or remove it and use template: alpaca or none"
-        raise ConfigError(f"the chat template of {name!r} {problem}", remedy=remedy)
+    named = template.values() if isinstance(template, dict) else [template]
+    for one in (one for one in named if one is not None):
+        if (problem := _problem(one) if isinstance(one, str) else "is no text") is not None:
+            remedy = "repair the template in the tokenizer's files, or remove it and use template: alpaca or none"
+            raise ConfigError(f"the chat template of {name!r} {problem}", remedy=remedy)
 
 
 def _problem(template: str) -> str | None:
@@ -64,8 +57,8 @@ def _problem(template: str) -> str | None:
 
 def _tried(template: str) -> str | None:
     quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
-    script = str(Path(template_trial.__file__))
-    code = limited_run(["-P", script], template.encode("utf-8", "surrogatepass"), WALL_S, **quiet)
+    given = template.encode("utf-8", "surrogatepass")
+    code = limited_run(["-P", template_trial.__file__], given, WALL_S, **quiet)
     if code < 0:
         return f"does not end: a short conversation takes more than {template_trial.CPU_S} s"
     return None if code == template_trial.OK else _PROBLEMS.get(code, "cannot be tried: its process failed")
@@ -94,9 +87,7 @@ def plainly_linear(template: str) -> bool:
             known = isinstance(node, simple)
         return known and all(linear(child, looping) for child in node.iter_child_nodes())
 
-    try:
-        # Not rendered and not compiled: nothing in a template runs when it is parsed.
-        tree = Environment(autoescape=True).parse(template)
-        return linear(tree, looping=False)
+    try:  # not rendered and not compiled: nothing in a template runs when it is parsed
+        return linear(Environment(autoescape=True).parse(template), looping=False)
     except (TemplateError, RecursionError):
         return False

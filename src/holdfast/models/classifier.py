@@ -33,50 +33,38 @@ def new_classifier(
     ref: str | Path, labels: Sequence[str], *, revision: str | None = None, dtype: Precision = "float32",
     device: str | torch.device = "cpu",
 ) -> tuple[Any, str]:  # fmt: skip
-    """A language model with a fresh head of zeros, one logit per label, and the fingerprint of its backbone.
+    """A language model with a fresh head, one logit per label, and the fingerprint of its backbone.
 
-    Zeros: every run starts from probability 1/2, whatever the scale of the hidden states.
+    The head is zeros: every run starts from probability 1/2, whatever the scale of the hidden states.
     """
-    model = _load(
-        ref, revision, num_labels=len(labels), problem_type="multi_label_classification",
-        id2label=dict(enumerate(labels)), label2id={label: i for i, label in enumerate(labels)},
-    )  # fmt: skip
+    ids = {label: i for i, label in enumerate(labels)}
+    names: dict[str, Any] = {"id2label": dict(enumerate(labels)), "label2id": ids}
+    model = _load(ref, revision, num_labels=len(labels), problem_type="multi_label_classification", **names)
     nn.init.zeros_(model.score.weight)
-    fingerprint = backbone_fingerprint(model)  # before the dtype changes
+    fingerprint = tensors_fingerprint(_backbone(model).state_dict())  # before the dtype changes
     return _placed(model, dtype, device), fingerprint
 
 
 def classifier_on(
     ref: str | Path, settings: Path, *, revision: str | None = None, dtype: Precision = "float32"
 ) -> tuple[Any, str]:
-    """The weights of a language model under the stored configuration `settings`; its head is still to be loaded.
-
-    Returns the model on the CPU and the fingerprint of its backbone.
-    """
+    """The weights of a language model under stored settings, its head still to be loaded, and its fingerprint."""
     from transformers import AutoConfig
 
     with one_line_errors(settings, "judge"):
         config = AutoConfig.from_pretrained(settings)
     model = _load(ref, revision, config=config)
-    fingerprint = backbone_fingerprint(model)
+    fingerprint = tensors_fingerprint(_backbone(model).state_dict())
     return _placed(model, dtype, "cpu"), fingerprint
-
-
-def backbone_fingerprint(model: Any) -> str:
-    """Fingerprint of every stored tensor but the head's: the same for any file layout and place."""
-    return tensors_fingerprint(_backbone(model).state_dict())
 
 
 def add_lora(model: Any, *, base: str, rank: int, alpha: int, dropout: float) -> Any:
     """LoRA on every linear layer of the backbone, the head trained in full; `base` is what the adapter names."""
     from peft import LoraConfig, get_peft_model
 
-    config = LoraConfig(
-        task_type="SEQ_CLS", r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules="all-linear",
-        modules_to_save=[HEAD],
-    )  # fmt: skip
+    shape: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": dropout, "target_modules": "all-linear"}
     with one_line_errors(base, "model"):
-        wrapped = get_peft_model(model, config)
+        wrapped = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", modules_to_save=[HEAD], **shape))
     for settings in wrapped.peft_config.values():
         settings.base_model_name_or_path = base
     return wrapped
@@ -84,21 +72,19 @@ def add_lora(model: Any, *, base: str, rank: int, alpha: int, dropout: float) ->
 
 def labels_of(model: Any) -> tuple[str, ...]:
     """The names of the logits, in order."""
-    names = model.config.id2label
-    return tuple(str(names[i]) for i in range(model.config.num_labels))
+    return tuple(str(model.config.id2label[i]) for i in range(model.config.num_labels))
 
 
 def class_logits(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
     """Logits (rows x labels, fp32) of right-padded rows: the head on the last token that `mask` counts."""
     hidden = _backbone(model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-    last = mask.sum(dim=1) - 1
-    pooled = hidden[torch.arange(ids.shape[0], device=ids.device), last]
+    pooled = hidden[torch.arange(ids.shape[0], device=ids.device), mask.sum(dim=1) - 1]
     with torch.autocast(ids.device.type, enabled=False):
         return cast("Tensor", _inner(model).score(pooled.float()))
 
 
 def right_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids and mask; any id serves as padding, since nothing after a row's last token is looked at."""
+    """Ids and mask; any id serves as padding."""
     ids = [torch.tensor(row, dtype=torch.long) for row in rows]
     return pad_sequence(ids, batch_first=True), pad_sequence([torch.ones_like(x) for x in ids], batch_first=True)
 

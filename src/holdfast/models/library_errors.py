@@ -13,10 +13,7 @@ Result = TypeVar("Result")
 
 @contextmanager
 def one_line_errors(ref: str | Path, what: str) -> Iterator[None]:
-    """Turn the errors of hub, transformers, PEFT and safetensors into ours, each cut to its first line.
-
-    Foreign files raise any exception there is in these libraries; one of a type that is not listed is damage, too.
-    """
+    """Turn the errors of hub, transformers, PEFT and safetensors, of any type, into ours, cut to their first line."""
     from safetensors import SafetensorError
 
     try:
@@ -26,10 +23,8 @@ def one_line_errors(ref: str | Path, what: str) -> Iterator[None]:
     except Exception as error:
         bad_value = isinstance(error, ValueError) and not isinstance(error, SafetensorError | UserWarning)
         kind: type[HoldfastError] = CheckpointError
-        fault, remedy = (
-            "is damaged or does not fit",
-            "restore the files, or check that the adapter is for this base model",
-        )
+        fault = "is damaged or does not fit"
+        remedy = "restore the files, or check that the adapter is for this base model"
         if out_of_memory(error):
             kind, fault = ResourceError, "does not fit in memory"
             remedy = "load it in bfloat16 or with quantization, or on a larger device"
@@ -49,9 +44,9 @@ def first_line(error: Exception) -> str:
 def out_of_memory(error: Exception) -> bool:
     """Whether memory ran out, on a device or on the host."""
     torch = sys.modules.get("torch")  # not imported for this: hashing a folder needs no torch
-    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    on_device = torch is not None and isinstance(error, torch.OutOfMemoryError)
+    on_host = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError) or on_device or on_host
 
 
 def held_by_others() -> tuple[float, float] | None:

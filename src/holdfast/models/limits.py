@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,10 @@ _MATCH = (
     "for name in names: compiled.fullmatch(name), compiled.match(name)\n"
 )
 _FORMS = {
-    "target_modules": "{}",
-    "exclude_modules": "{}",
-    "rank_pattern": r"(.*\.)?({})$",
-    "alpha_pattern": r"(.*\.)?({})$",
-    "modules_to_save": r"(^|.*\.){}($|\..*)",
+    "target_modules": "{}", "exclude_modules": "{}", "rank_pattern": r"(.*\.)?({})$",
+    "alpha_pattern": r"(.*\.)?({})$", "modules_to_save": r"(^|.*\.){}($|\..*)",
     "layers_pattern": r"(?:^|.*?\.){}\.(?P<idx>\d+)\.",
-}
+}  # fmt: skip
 _LAYER = re.compile(r"\.(\d{1,9})\.")
 # A matrix may hold several sizes side by side (fused projections); a size beyond this multiple of the largest
 # dimension in the files belongs to another model, and building it would take all memory.
@@ -53,7 +49,7 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def require_sizes_of(config: Any, files: list[Path], what: str) -> None:
-    """Refuse a configuration of a model that the weights are far too small for, before it is built.
+    """Refuse a configuration that the weights are far too small for, before a model is built.
 
     Layers: no more than the weights number; other sizes: at most `SLACK` times the largest dimension of a tensor.
     """
@@ -96,7 +92,12 @@ def _require_ranks(adapter: Path, config: dict[str, Any]) -> None:
 
 
 def _require_patterns(adapter: Path, config: dict[str, Any], base: Any) -> None:
-    asked = list(_patterns(config))
+    asked = []
+    for key, form in _FORMS.items():
+        value = config.get(key)
+        if isinstance(value, str) or (isinstance(value, list | dict) and form != "{}"):  # else whole names are listed
+            parts = [value] if isinstance(value, str) else map(str, value)
+            asked += [(key, form.replace("{}", part)) for part in parts if not _PLAIN.fullmatch(part)]
     names = [name for name, _ in base.named_modules()] if asked else []
     for key, pattern in asked:
         code = limited_run(["-I", "-S", "-c", _MATCH], json.dumps([pattern, names]).encode(), WALL_S)
@@ -115,14 +116,3 @@ def limited_run(arguments: list[str], given: bytes, wall_s: float, **environment
         ).returncode  # fmt: skip
     except subprocess.TimeoutExpired:
         return -1
-
-
-def _patterns(config: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for key, form in _FORMS.items():
-        value = config.get(key)
-        whole_words = key in ("target_modules", "exclude_modules") and not isinstance(value, str)
-        if whole_words or not isinstance(value, str | list | dict):
-            continue
-        for name in [value] if isinstance(value, str) else value:
-            if not _PLAIN.fullmatch(str(name)):
-                yield key, form.replace("{}", str(name))

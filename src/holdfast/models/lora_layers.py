@@ -54,7 +54,7 @@ def lora_layers(model: Any, *, defense: str) -> list[LoraLayer]:
         raise refused(f"this adapter has {', '.join(more)}", "use a plain LoRA adapter on linear modules")
     layers = []
     for path, module in model.named_modules():
-        if other := _other_layer(module, adapter):
+        if other := next((name for name, there in _forms(module, adapter).items() if there), None):
             raise refused(f"the adapted module {path} {other}", "use a plain, unmerged LoRA adapter on linear modules")
         if adapter in getattr(module, "lora_A", {}) and hasattr(module, "get_base_layer"):
             kind = type(module.get_base_layer())
@@ -63,18 +63,17 @@ def lora_layers(model: Any, *, defense: str) -> list[LoraLayer]:
                 raise refused(what, "adapt plain linear modules, without quantization")
             layers.append(LoraLayer(path.removeprefix("base_model.model."), module, adapter))
     if not layers:
-        raise refused(
-            f"no adapted linear module in {type(model).__name__}", "name linear modules in lora.target_modules"
-        )
+        what = f"no adapted linear module in {type(model).__name__}"
+        raise refused(what, "name linear modules in lora.target_modules")
     return sorted(layers, key=lambda layer: layer.name)
 
 
-def _other_layer(module: Any, adapter: str) -> str | None:
-    if adapter in getattr(module, "lora_embedding_A", {}):
-        return "is an embedding"
-    if adapter in getattr(module, "lora_variant", {}):
-        return "has a variant of LoRA"
-    return "is merged into its base" if getattr(module, "merged_adapters", []) else None
+def _forms(module: Any, adapter: str) -> dict[str, Any]:
+    return {
+        "is an embedding": adapter in getattr(module, "lora_embedding_A", {}),
+        "has a variant of LoRA": adapter in getattr(module, "lora_variant", {}),
+        "is merged into its base": getattr(module, "merged_adapters", []),
+    }
 
 
 def _besides_plain(config: Any) -> list[str]:

@@ -1,8 +1,7 @@
 """Which files of a model's folder loading opens, by name; `content.py` has the table of what counts and why.
 
-transformers and PEFT follow what `config.json`, `tokenizer_config.json` and `adapter_config.json` say. Most of it stays
-inside the folder and is hashed with it; what would bring in a file, a module or a repository that no hash covers is
-refused by name before loading (`require_no_redirects`).
+transformers and PEFT follow what the configurations say. Most of it stays inside the folder and is hashed with it; what
+would bring in a file, a module or a repository that no hash covers is refused by name before loading.
 """
 
 import json
@@ -43,22 +42,20 @@ MAX_JSON = 2**26  # bytes; an index of 100,000 tensors has 10 MB
 NAMES_ANOTHER_FILE: dict[str, tuple[str, ...]] = {
     CONFIG: ("transformers_weights", "configuration_files"),
     TOKENIZER_CONFIG: (
-        *("fast_tokenizer_files", "tokenizer_file", "vocab_file", "merges_file", "spm_file"),
+        "fast_tokenizer_files", "tokenizer_file", "vocab_file", "merges_file", "spm_file",
         "init_inputs",  # arguments of the tokenizer's class, files among them
     ),
     ADAPTER_CONFIG: (
+        "covariance_file", "prompt_tuning_init_state_dict_path", "tokenizer_name_or_path",
         "cache_file",  # CorDA: unpickled
-        "covariance_file",
-        "prompt_tuning_init_state_dict_path",
-        "tokenizer_name_or_path",
         "adapters",  # X-LoRA: other adapters by path
         "megatron_config",  # PEFT imports the module that `megatron_core` names
     ),
-}
+}  # fmt: skip
 # Attention and experts may be named by a hub repository, whose compiled code then runs.
 _KERNELS = re.compile(r"_?(attn|experts)_implementation(_internal)?")
 _PLACE = re.compile(r"(.+_)?(file|path|dir)")
-_OWN_CLASS = re.compile(r"(?!\d)\w+(/\w+)*\.\w+", re.ASCII)
+_OWN_CLASS = re.compile(r"(?!\d)\w+(/\w+)*\.\w+", re.ASCII)  # of a Python file in the folder, or below it
 
 
 def settings_in(path: Path) -> dict[str, Any]:
@@ -88,10 +85,8 @@ def weight_files(folder: Path) -> list[str]:
     if INDEX in names:
         return [INDEX, *_shards(folder)]
     if not (others := [name for name in names if name.endswith(".safetensors")]):
-        raise UnsupportedError(
-            f"{folder} holds no weights: expected {WEIGHTS}, an index with shards, or an adapter; no pickle is opened",
-            remedy="name the folder that save_pretrained wrote; it writes safetensors",
-        )
+        what = f"{folder} holds no weights: expected {WEIGHTS}, an index with shards or an adapter; no pickle is opened"
+        raise UnsupportedError(what, remedy="name the folder that save_pretrained wrote; it writes safetensors")
     return others
 
 
@@ -101,11 +96,9 @@ def _shards(folder: Path) -> list[str]:
     outside = sorted(name for name in named if not _SHARD.fullmatch(name))
     missing = sorted(name for name in named if not (folder / name).is_file()) if not outside else []
     if outside or missing or not named:
-        problem = "it names no shards"
+        problem = f"the shard {missing[0]} is missing" if missing else "it names no shards"
         if outside:
             problem = f"{outside[0][:100]!r} is not the plain name of a safetensors file in this folder"
-        elif missing:
-            problem = f"the shard {missing[0]} is missing"
         raise CheckpointError(f"{folder / INDEX}: {problem}", remedy="restore the model's files")
     return sorted(named)
 
@@ -113,8 +106,7 @@ def _shards(folder: Path) -> list[str]:
 def decisive_files(folder: Path, *, trust_remote_code: bool) -> list[str]:
     """Everything but weights: configuration, tokenizer, templates; with trust every Python file, in subfolders too."""
     found = {path for pattern in DECISIVE for path in folder.glob(pattern)}
-    if trust_remote_code:
-        found |= _code(folder)
+    found |= _code(folder) if trust_remote_code else set()
     return sorted(path.relative_to(folder).as_posix() for path in found if require_regular(path))
 
 
@@ -153,17 +145,11 @@ def require_no_redirects(folder: Path, *, trust_remote_code: bool) -> None:
             for name, place in _pairs(value) if key == "quantization_config" else ():
                 if _PLACE.fullmatch(name) and isinstance(place, str) and place:
                     raise _refusal(path, f"quantization_config.{name}", "it names a file that no hash covers")
-            if key == "auto_map" and trust_remote_code:
-                _require_own_code(path, value)
-
-
-def _require_own_code(path: Path, value: Any) -> None:
-    """Every class of `auto_map` lies in a Python file of this folder: `module.Class` or `folder/module.Class`."""
-    for text in _texts(value):
-        if "--" in text:
-            raise _refusal(path, "auto_map", f"{text[:100]!r} is code of another repository, at no pinned commit")
-        if not _OWN_CLASS.fullmatch(text):
-            raise _refusal(path, "auto_map", f"{text[:100]!r} is not a class in a Python file of this folder")
+            for text in _texts(value) if key == "auto_map" and trust_remote_code else ():
+                if "--" in text:
+                    raise _refusal(path, key, f"{text[:100]!r} is code of another repository, at no pinned commit")
+                if not _OWN_CLASS.fullmatch(text):
+                    raise _refusal(path, key, f"{text[:100]!r} is not a class in a Python file of this folder")
 
 
 def _refusal(path: Path, key: str, why: str) -> CheckpointError:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.core.errors import ConfigError
 from holdfast.models.embedded import embedded_model_dir
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 EMBEDDED = "embedded"
 TIMEOUT_S = 5.0  # of the one question
 MAX_ID = 300  # characters; the hub takes fewer
+_GIVE = "give a model folder, a hub id (owner/name), or embedded"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
@@ -43,7 +44,7 @@ def resolve(ref: str | Path, revision: str | None, trust_remote_code: bool, loca
     if is_file or isinstance(ref, Path) or len(text) > MAX_ID or not _HUB_ID.fullmatch(text):
         found = "it is a file" if is_file else "there is no such folder"
         shown = text if len(text) <= MAX_ID else f"{text[:MAX_ID]}..."
-        raise ConfigError(f"model {shown!r}: {found}", remedy="give a model folder, a hub id (owner/name), or embedded")
+        raise ConfigError(f"model {shown!r}: {found}", remedy=_GIVE)
     if local_only:  # files are hashed, and no code of theirs runs
         return Source(str(cached_folder(text, revision, "and the hub was not asked")))
     if trust_remote_code and not _COMMIT.fullmatch(revision or ""):
@@ -55,10 +56,7 @@ def resolve(ref: str | Path, revision: str | None, trust_remote_code: bool, loca
 
 
 def folder_of(source: Source, *, trust_remote_code: bool) -> Path:
-    """The local folder of a full model; of a hub id its snapshot, with every file that counts downloaded.
-
-    What is hashed and what is loaded is this one folder, whatever the hub's branch points to in between.
-    """
+    """The local folder of a full model, of a hub id its snapshot: what is hashed and loaded is this one folder."""
     folder = Path(source.place)
     if folder.is_dir():
         return folder
@@ -67,10 +65,9 @@ def folder_of(source: Source, *, trust_remote_code: bool) -> Path:
 
 
 def reachable(repository: str, revision: str | None) -> bool:
-    """Whether the hub can be asked for this model; if not, only files in the local hub cache can be used.
+    """Whether the hub can be asked for a model; without this question, a machine without a route retries for a minute.
 
-    Without this question, a machine that has no route to the hub retries for a minute per model. Offline mode
-    (`HF_HUB_OFFLINE`) and mirrors (`HF_ENDPOINT`) are honoured.
+    Offline mode (`HF_HUB_OFFLINE`) and mirrors (`HF_ENDPOINT`) are honoured.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -80,10 +77,9 @@ def reachable(repository: str, revision: str | None) -> bool:
     try:
         HfApi().model_info(repository, revision=revision, timeout=TIMEOUT_S)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise ConfigError(
-            f"model {repository!r}, revision {revision or 'main'!r}: no such model on the hub, or no access",
-            remedy="check the name and revision; for a gated model accept its terms and run: hf auth login",
-        ) from error
+        what = f"model {repository!r}, revision {revision or 'main'!r}: no such model on the hub, or no access"
+        remedy = "check the name and revision; for a gated model accept its terms and run: hf auth login"
+        raise ConfigError(what, remedy=remedy) from error
     except Exception as error:  # noqa: BLE001  (transport errors belong to the hub client's HTTP library)
         logger.warning("the hub does not answer (%s): using the local hub cache", type(error).__name__)
         return False
@@ -91,20 +87,19 @@ def reachable(repository: str, revision: str | None) -> bool:
 
 
 def cached_folder(repository: str, revision: str | None, otherwise: str = "and the hub is out of reach or off") -> Path:
-    """The folder of a model in the local hub cache, for use while the hub is out of reach."""
+    """The folder of a model in the local hub cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(str(snapshot_download(repository, revision=revision, local_files_only=True)))
     except LocalEntryNotFoundError as error:
-        raise ConfigError(
-            f"model {repository!r} is not in the local hub cache, {otherwise}",
-            remedy="check the network (and HF_HUB_OFFLINE), or give a local folder, or use embedded",
-        ) from error
+        what = f"model {repository!r} is not in the local hub cache, {otherwise}"
+        remedy = "check the network (and HF_HUB_OFFLINE), or give a local folder, or use embedded"
+        raise ConfigError(what, remedy=remedy) from error
     except HFValidationError as error:
         what = f"model {repository!r} is neither a folder nor a hub id"
-        raise ConfigError(what, remedy="give a model folder, a hub id (owner/name), or embedded") from error
+        raise ConfigError(what, remedy=_GIVE) from error
 
 
 def snapshot(repository: str, revision: str | None, patterns: Sequence[str], leaving_out: Sequence[str] = ()) -> Path:
@@ -112,10 +107,8 @@ def snapshot(repository: str, revision: str | None, patterns: Sequence[str], lea
     from huggingface_hub import snapshot_download
 
     with one_line_errors(repository, "model"):
-        found = snapshot_download(
-            repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(leaving_out)
-        )
-        return Path(str(found))
+        chosen: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": list(leaving_out)}
+        return Path(str(snapshot_download(repository, revision=revision, **chosen)))
 
 
 def file_of(source: Source, name: str) -> Path | None:

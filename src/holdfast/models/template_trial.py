@@ -1,7 +1,7 @@
 """A script: render a chat template, read from the standard input, on neutral conversations, under limits.
 
-It runs in a process of its own (`chat_template.py` starts it) and imports what `apply_chat_template` renders with, but
-no torch. It ends with one of the codes below, or is killed by the system at its limit of processor time.
+`chat_template.py` starts it in a process of its own, which imports what `apply_chat_template` renders with, but no
+torch. It ends with one of the codes below, or is killed by the system at its limit of processor time.
 """
 
 import sys

@@ -12,32 +12,22 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import UnsupportedError
 
-ROLES = frozenset(
-    {
-        "self_attn", "self_attention", "attention", "attn", "linear_attn",  # attention
-        "mamba", "mixer", "mlstm_layer", "temporal_block", "conv",  # state-space, recurrent and convolutional blocks
-    }
-)  # fmt: skip
-"""Names under which blocks of transformers models hold them."""
+# Names under which blocks of transformers models hold them: attention; state-space, recurrent and convolutional blocks.
+_ATTENTION = {"self_attn", "self_attention", "attention", "attn", "linear_attn"}
+ROLES = _ATTENTION | {"mamba", "mixer", "mlstm_layer", "temporal_block", "conv"}
 FEED_FORWARD = ("MLP", "MoE")  # Nemotron-H calls these a mixer too
 
 Mixers = Sequence[tuple[str, nn.Module]]
 
 
 def token_mixers(model: Any) -> list[tuple[str, nn.Module]]:
-    """Name (in the model without PEFT's wrapper) and module of every token mixer of the language model, in order.
-
-    A block with two of them side by side (Falcon-H1) gives both.
-    """
+    """Name (without PEFT's wrapper) and module of every token mixer in order; Falcon-H1 has two in a block."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     kind = type(inner).__name__
     found = []
     for position, block in enumerate(_blocks(inner)):
-        mixers = [
-            child
-            for name, child in block.named_children()
-            if name in ROLES and not type(child).__name__.endswith(FEED_FORWARD)
-        ]
+        children = [child for name, child in block.named_children() if name in ROLES]
+        mixers = [child for child in children if not type(child).__name__.endswith(FEED_FORWARD)]
         if not mixers:
             what = f"block {position} of {kind} ({type(block).__name__}) has no token mixer"
             raise UnsupportedError(what, remedy=f"use a model whose every block has one of {', '.join(sorted(ROLES))}")
@@ -54,15 +44,11 @@ def _blocks(inner: Any) -> nn.ModuleList:
     decoder = inner.get_decoder() if hasattr(inner, "get_decoder") else inner
     config = getattr(inner, "config", None)
     layers = getattr(config.get_text_config(), "num_hidden_layers", None) if config is not None else None
-    lists = [
-        (name.count("."), module)
-        for name, module in decoder.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == layers
-    ]
-    if not lists:
+    lists = [(name, module) for name, module in decoder.named_modules() if isinstance(module, nn.ModuleList)]
+    if not (lists := [(name, module) for name, module in lists if len(module) == layers]):
         what = f"no list of {layers} decoder blocks in {type(inner).__name__}"
         raise UnsupportedError(what, remedy="use a decoder-only language model of transformers")
-    return min(lists, key=lambda found: found[0])[1]
+    return min(lists, key=lambda found: found[0].count("."))[1]
 
 
 @contextmanager

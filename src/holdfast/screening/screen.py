@@ -112,7 +112,7 @@ def screen(
         loaded, digest = None, str(model)
     elif isinstance(model, str | Path):
         from holdfast.models.content import content_of
-        from holdfast.models.unmerged import load_unmerged
+        from holdfast.models.handle import load_unmerged
 
         loaded, tokenizer = load_unmerged(model, dtype=dtype, device=device)
         use_template(tokenizer, template)

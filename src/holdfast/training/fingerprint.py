@@ -14,12 +14,11 @@ from holdfast.core.errors import DataError
 from holdfast.core.hashing import plain, sha256_file, sha256_json, sha256_lines
 from holdfast.core.ranks import gather_objects, world
 from holdfast.data.encode import template_sha256, tokenizer_sha256
-from holdfast.models.adapter import adapter_folder
+from holdfast.models.adapter import adapter_folder, adapter_settings_of
 from holdfast.models.content import content_of
 from holdfast.models.fingerprint import adapter_fingerprint, frozen_fingerprint, has_idle_adapter, model_fingerprint
 from holdfast.models.model_files import ADAPTER_WEIGHTS
 from holdfast.models.source import resolve
-from holdfast.models.unmerged import adapter_settings_of
 from holdfast.scoring.reference import data_sha256
 
 # Settings that change neither the trajectory nor what is stored: logging, saving, evaluation, transport. Batches of

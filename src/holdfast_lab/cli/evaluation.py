@@ -18,7 +18,7 @@ from holdfast.judging.engines import ENGINES
 from holdfast.judging.judge import GuardedJudge, Judgement, open_judge
 from holdfast.judging.on_policy import OnPolicy, require_tau
 from holdfast.models.content import content_of
-from holdfast.models.unmerged import load_unmerged
+from holdfast.models.handle import load_unmerged
 from holdfast.runs.config import RunConfig, stored_config
 from holdfast.runs.stages.run_folder import RunFolder
 from holdfast_lab.cli.evaluate import RESULT

@@ -34,7 +34,7 @@ from holdfast.data.tasks import TASKS, poison_count
 from holdfast.data.templates import use_template
 from holdfast.judging.judge import open_judge
 from holdfast.models.content import content_of
-from holdfast.models.unmerged import load_unmerged
+from holdfast.models.handle import load_unmerged
 from holdfast.records.audit import Audit
 from holdfast.records.stored_evidence import believed_result
 from holdfast.runs.config import config_from_dict, resolved, stored_config

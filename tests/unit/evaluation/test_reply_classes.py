@@ -18,7 +18,7 @@ from holdfast.judging.reply_classes import HEAD, READ, ReplyClass, Unsorted, sor
 SOURCES = ("refusal_rules.py", "english.py", "reply_classes.py")
 # The sources behind every revision. If a class may change, raise RULES_REVISION and measure the error rates again
 # (benchmarks/refusal_rules); if not, the hash alone may change.
-PINNED = {"2": "42a2d2c4a055d3f28327a813ef3d7ec83dd0ccba2852a2af84ec338b9b789457"}
+PINNED = {"2": "173f05332d4c6f60d65f73eeadda4f1c73388476baa2a186e597e3932591b745"}
 SLOWEST = 0.5  # seconds for one reply on a busy machine; a matcher that backtracks takes minutes
 
 

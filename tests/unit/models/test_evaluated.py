@@ -12,8 +12,7 @@ from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from tiny_checkpoints import tiny_llama, tiny_tokenizer
 
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
-from holdfast.models.handle import load_model
-from holdfast.models.unmerged import load_adapter_pair, load_unmerged
+from holdfast.models.handle import load_adapter_pair, load_model, load_unmerged
 
 TARGETS = ["q_proj", "v_proj"]
 IDS = torch.tensor([[5, 9, 11, 4]])

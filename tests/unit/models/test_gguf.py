@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from holdfast.core.errors import CheckpointError
-from holdfast.models.gguf import GgufFile
+from holdfast.models.embedded_files import GgufFile
 
 SCALE, LEAST = 0.5, -3.0
 WHOLE = np.arange(32, dtype="<f4") / 7

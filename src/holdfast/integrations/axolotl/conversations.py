@@ -6,7 +6,7 @@ the tokens tell which row became which: shuffling, filtering, deduplication and 
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from axolotl.prompt_strategies import load as load_strategy
@@ -36,14 +36,16 @@ def conversations(cfg: Any, tokenizer: Any, dataset: Any) -> list[Conversation]:
         DataError: rows of the training set that the files do not hold (any more).
     """
     length = int(cfg.sequence_len)
-    known = {_key(tokens, length): turns for tokens, turns in _tokenised(cfg, tokenizer)}
+    known: dict[bytes, Conversation] = {}
+    for config in datasets_with_name_generator(cfg.datasets):
+        strategy = _strategy(config, cfg, tokenizer)
+        for row in _raw(config, cfg):
+            known[_key(strategy.tokenize_prompt(row), length)] = _turns(strategy, row)
     found = [known.get(_key(row, length)) for row in dataset]
     if lost := [number for number, turns in enumerate(found) if turns is None]:
-        raise DataError(
-            f"{len(lost)} of {len(found)} rows that Axolotl trains on are not in its data files as they are now (the "
-            f"first is row {lost[0]})",
-            remedy="remove the folder dataset_prepared_path, so that Axolotl reads the files again",
-        )
+        what = f"{len(lost)} of {len(found)} rows that Axolotl trains on are not in its data files as they are now"
+        remedy = "remove the folder dataset_prepared_path, so that Axolotl reads the files again"
+        raise DataError(f"{what} (the first is row {lost[0]})", remedy=remedy)
     return [turns for turns in found if turns is not None]
 
 
@@ -54,13 +56,6 @@ def _key(row: Mapping[str, Any], length: int) -> bytes:
         digest.update(array("q", row[name][:length]).tobytes())
         digest.update(b"|")
     return digest.digest()
-
-
-def _tokenised(cfg: Any, tokenizer: Any) -> Iterator[tuple[Mapping[str, Any], Conversation]]:
-    for config in datasets_with_name_generator(cfg.datasets):
-        strategy = _strategy(config, cfg, tokenizer)
-        for row in _raw(config, cfg):
-            yield strategy.tokenize_prompt(row), _turns(strategy, row)
 
 
 def _raw(config: Any, cfg: Any) -> Any:
@@ -85,10 +80,9 @@ def _strategy(config: Any, cfg: Any, tokenizer: Any) -> Any:
             )
     if isinstance(made, KNOWN) and not isinstance(made, CompletionPromptTokenizingStrategy):
         return made
-    raise UnsupportedError(
-        f"datasets: type {kind!r} of {config.path} with the holdfast plugin: its rows have no prompt to ask",
-        remedy="use type: chat_template, alpaca, or a mapping with field_instruction and field_output",
-    )
+    what = f"datasets: type {kind!r} of {config.path} with the holdfast plugin: its rows have no prompt to ask"
+    remedy = "use type: chat_template, alpaca, or a mapping with field_instruction and field_output"
+    raise UnsupportedError(what, remedy=remedy)
 
 
 def _turns(strategy: Any, row: Mapping[str, Any]) -> Conversation:
@@ -102,16 +96,11 @@ def _turns(strategy: Any, row: Mapping[str, Any]) -> Conversation:
 
 
 def _turn(turn: Mapping[str, Any]) -> dict[str, str]:
-    if extra := _extra(turn):
-        raise UnsupportedError(
-            f"a turn with {', '.join(extra)}: holdfast asks and holds plain text",
-            remedy="leave such rows out of the data set",
-        )
-    return {"role": str(turn["role"]), "content": turn["content"]}
-
-
-def _extra(turn: Mapping[str, Any]) -> Sequence[str]:
-    """What a turn holds beside its text, and beside what only says which tokens are trained on."""
+    """A turn with nothing beside its text but what only says which tokens are trained on."""
     ours = ("role", "content", "training", "training_detail", "reasoning_training_detail")
     extra = [key for key, value in turn.items() if key not in ours and value]
-    return extra if isinstance(turn.get("content"), str) else [*extra, "content that is not text"]
+    extra += [] if isinstance(turn.get("content"), str) else ["content that is not text"]
+    if extra:
+        what = f"a turn with {', '.join(extra)}: holdfast asks and holds plain text"
+        raise UnsupportedError(what, remedy="leave such rows out of the data set")
+    return {"role": str(turn["role"]), "content": turn["content"]}

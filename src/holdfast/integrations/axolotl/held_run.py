@@ -1,8 +1,7 @@
 """One Axolotl run that holdfast holds: what happens before its first step, and after its last.
 
-Before: Axolotl's rows become conversations, the model is asked, conflicts leave the data, theta_0 is measured. After:
-result and audit, then certificate and report. Those two are made by the `holdfast` command in a process of its own:
-Axolotl has patched the model classes of this one.
+Certificate and report are made by the `holdfast` command in a process of its own: Axolotl has patched the model classes
+of this one.
 """
 
 import logging
@@ -25,7 +24,7 @@ from holdfast.core.adapter_card import ADAPTER_FILES, MODEL_FILES
 from holdfast.core.errors import ConfigError, InfeasibleError, ResourceError, UnsupportedError
 from holdfast.integrations.axolotl.conversations import conversations
 from holdfast.integrations.axolotl.run_setup import TASK, planned, write_task
-from holdfast.integrations.axolotl.unsupported import require_supported
+from holdfast.integrations.axolotl.settings import require_supported
 from holdfast.models.content import ModelContent, content_of
 from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.runs.pipeline import RunResult, ask_theta_0, read_data
@@ -125,15 +124,11 @@ def _require_own_template(cfg: Any, tokenizer: Any) -> None:
     """Refuse another chat template than the model's own, in which it refuses."""
     own = AutoTokenizer.from_pretrained(str(cfg.base_model), revision=cfg.revision_of_model)
     if not own.chat_template:
-        raise UnsupportedError(
-            f"{cfg.base_model} has no chat template: it is no chat model, and has no refusals to hold",
-            remedy="use an instruction-tuned model",
-        )
+        what = f"{cfg.base_model} has no chat template: it is no chat model, and has no refusals to hold"
+        raise UnsupportedError(what, remedy="use an instruction-tuned model")
     if tokenizer.chat_template != own.chat_template:
-        raise UnsupportedError(
-            f"chat_template: {cfg.chat_template}: the model refuses in its own template, not in another one",
-            remedy="set chat_template: tokenizer_default",
-        )
+        what = f"chat_template: {cfg.chat_template}: the model refuses in its own template, not in another one"
+        raise UnsupportedError(what, remedy="set chat_template: tokenizer_default")
 
 
 def _require_free(folder: RunFolder, plan: ResolvedRun, cfg: Any) -> None:
@@ -141,8 +136,8 @@ def _require_free(folder: RunFolder, plan: ResolvedRun, cfg: Any) -> None:
     try:
         folder.require_free(plan.values, resume=resume)
     except ConfigError as error:
-        raise ConfigError(error.what, remedy="choose another output_dir; auto_resume_from_checkpoints: true goes on "
-                          "with a run that was broken off") from error  # fmt: skip
+        resuming = "auto_resume_from_checkpoints: true goes on with a run that was broken off"
+        raise ConfigError(error.what, remedy=f"choose another output_dir; {resuming}") from error
     if folder.result.exists():
         raise ConfigError(f"the run in {folder.path} is finished", remedy="choose another output_dir")
 
@@ -169,16 +164,13 @@ def _command(name: str, folder: Path) -> int:
 def _require_held(result: RunResult, certified: int) -> None:
     """End with an error where behaviour was lost, or where the certificate was refused (its exit code is not 0)."""
     if not result.feasible:
-        raise InfeasibleError(
-            f"the constraint or the behaviour that is watched was not kept; {result.folder / 'report.html'} says what",
-            remedy="lower learning_rate, or raise holdfast: {train: {safety_batch_size: ...}}",
-        )
+        report = result.folder / "report.html"
+        what = f"the constraint or the behaviour that is watched was not kept; {report} says what"
+        raise InfeasibleError(what, remedy="lower learning_rate, or raise holdfast: {train: {safety_batch_size: ...}}")
     if certified:
-        raise InfeasibleError(
-            f"not certified (exit code {certified} of holdfast certify); the reason is printed above",
-            remedy=f"holdfast: {{certify: false}} leaves the closed prompts closed; later: holdfast certify "
-            f"{result.folder}",
-        )
+        what = f"not certified (exit code {certified} of holdfast certify); the reason is printed above"
+        remedy = "holdfast: {certify: false} leaves the closed prompts closed"
+        raise InfeasibleError(what, remedy=f"{remedy}; later: holdfast certify {result.folder}")
 
 
 class HoldfastPlugin(BasePlugin):

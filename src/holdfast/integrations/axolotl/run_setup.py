@@ -1,8 +1,7 @@
 """An Axolotl run as a holdfast run: the same settings in a run file's words, and its folder.
 
-The folder `OUTPUT_DIR/holdfast` is an ordinary run folder: `config.yaml`, `events.jsonl`, `result.json`, the audit and
-the adapter, so that `holdfast audit`, `certify`, `verify` and `report` read it like any other. Axolotl's rows lie in it
-as `task.jsonl`, for their owner alone.
+The folder `OUTPUT_DIR/holdfast` is an ordinary run folder, so that `holdfast audit`, `certify`, `verify` and `report`
+read it like any other. Axolotl's rows lie in it as `task.jsonl`, for their owner alone.
 """
 
 import json
@@ -25,12 +24,12 @@ FOLDER = "holdfast"
 TASK = "task.jsonl"
 DEFENSES = ("holdfast", "sft")
 OWNER = 0o600
+# Of Axolotl's trainer, stored with the run.
 ARGUMENTS = (
     "learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
     "weight_decay", "max_grad_norm", "warmup_steps", "lr_scheduler_type", "adam_beta1", "adam_beta2", "adam_epsilon",
     "bf16", "gradient_checkpointing",
 )  # fmt: skip
-"""Arguments of Axolotl's trainer that are stored with the run."""
 
 
 def run_folder(cfg: Any) -> Path:
@@ -54,10 +53,8 @@ def run_config(cfg: Any, args: Any) -> RunConfig:
     block = plain(cfg.get("holdfast") or {})  # Axolotl's mappings answer every key with None
     train = dict(block.get("train") or {})
     if other := sorted(set(train) - set(TRAIN)):
-        raise ConfigError(
-            f"holdfast: train: {', '.join(other)}: everything but the safety pass is Axolotl's",
-            remedy=f"set it at the top of the Axolotl file; here: {', '.join(TRAIN)}",
-        )
+        what = f"holdfast: train: {', '.join(other)}: everything but the safety pass is Axolotl's"
+        raise ConfigError(what, remedy=f"set it at the top of the Axolotl file; here: {', '.join(TRAIN)}")
     counted = {name for name in ("max_steps", "warmup_steps") if cfg.get(name) is None}  # of rows: some may leave yet
     mirrored = {name: plain(getattr(args, name)) for name in ARGUMENTS if hasattr(args, name) and name not in counted}
     raw = {
@@ -72,10 +69,8 @@ def run_config(cfg: Any, args: Any) -> RunConfig:
     }  # fmt: skip
     config = config_from_dict(raw, where="holdfast", complete=True)
     if config.defense.name not in DEFENSES:
-        raise UnsupportedError(
-            f"defense {config.defense.name!r} under Axolotl: it has a loss, batches or saved weights of its own",
-            remedy=f"use {' or '.join(DEFENSES)}, or holdfast's own trainer (holdfast train)",
-        )
+        what = f"defense {config.defense.name!r} under Axolotl: it has a loss, batches or saved weights of its own"
+        raise UnsupportedError(what, remedy=f"use {' or '.join(DEFENSES)}, or holdfast's own trainer (holdfast train)")
     return config
 
 

@@ -1,8 +1,7 @@
 """`SafeAxolotlTrainer`: Axolotl's trainer with safety sets, chance constraints and the defense `holdfast`.
 
-Axolotl makes the trainer, with its own model, data, collator and arguments; `hold` then gives it what it holds. The
-task's loss, batches, optimizer and schedule stay Axolotl's: a step that the constraints leave alone is Axolotl's, bit
-for bit.
+Axolotl makes the trainer; `hold` then gives it what it holds. The task's loss, batches, optimizer and schedule stay
+Axolotl's: a step that the constraints leave alone is Axolotl's, bit for bit.
 """
 
 from collections import defaultdict

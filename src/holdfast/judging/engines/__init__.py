@@ -48,17 +48,12 @@ def open_engine(
 ) -> Engine:  # fmt: skip
     """An engine of `ENGINES`, ready to reply; `auto` is continuous where model and device allow it, else transformers.
 
-    Args:
-        model: a loaded model; None where the engine reaches one by other means.
-        tokenizer: the model's, with the run's template.
-        template: what becomes of plain prompts.
-        options: of that engine.
+    `model` is loaded, or None where the engine reaches one by other means; `template` is for plain prompts.
     """
     if name == AUTO:
         name = _chosen(model)
-    factory = ENGINES[name]
     require_options(name, options)
-    return factory(model=model, tokenizer=tokenizer, batch_size=batch_size, template=template, **options)
+    return ENGINES[name](model=model, tokenizer=tokenizer, batch_size=batch_size, template=template, **options)
 
 
 def require_options(name: str, options: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """A model behind an OpenAI-compatible server (vLLM, llama.cpp, TGI, a vendor's): `POST <base_url>/chat/completions`.
 
-The server renders the prompts with its own chat template. Neither prompts nor replies enter an error: the server's own
-messages may quote them, so its status is all that is told.
+The server renders the prompts with its own chat template. Its messages may quote prompts and replies, so its status is
+all that an error tells.
 """
 
 import threading
@@ -16,8 +16,7 @@ from holdfast.data.examples import Example, as_chat, to_utf8_turns
 from holdfast.data.templates import Template
 from holdfast.data.tool_calls import has_tools
 from holdfast.judging.engines import BATCH_SIZE, ENGINES
-from holdfast.judging.exchange import Exchange, completions, post_json, read_key, require_address
-from holdfast.judging.in_flight import in_flight
+from holdfast.judging.exchange import Exchange, completions, in_flight, post_json, read_key, require_address
 from holdfast.judging.prompts import require_prompts, require_sizes
 from holdfast.judging.reply import Reply
 
@@ -54,23 +53,15 @@ class EndpointEngine:
         require_number(WHO, "timeout", self.timeout, 0.01, int | float)
         require_number(WHO, "pause", self.pause, 0, int | float)
         if self.template != "chat":
-            raise UnsupportedError(
-                f"{WHO} with template {self.template!r}: the server renders prompts with its own",
-                remedy="use template chat, or another engine",
-            )
+            what = f"{WHO} with template {self.template!r}: the server renders prompts with its own"
+            raise UnsupportedError(what, remedy="use template chat, or another engine")
         if reserved := {"model", "messages", "max_tokens", "temperature", "stream", "n"} & set(self.extra):
-            raise ConfigError(
-                f"{WHO}: extra has {', '.join(sorted(reserved))}, which the engine sets itself",
-                remedy="remove it from extra",
-            )
-
-    @property
-    def url(self) -> str:
-        return completions(self.base_url)
+            what = f"{WHO}: extra has {', '.join(sorted(reserved))}, which the engine sets itself"
+            raise ConfigError(what, remedy="remove it from extra")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the replies, as far as it can be told from here; the header of stored replies holds it."""
+        """What decides the replies, as far as it can be told from here: for the header of stored replies."""
         extra = redact(dict(self.extra))
         return {"base_url": self.base_url.rstrip("/"), "model_name": self.model_name, "extra": extra}
 
@@ -80,12 +71,12 @@ class EndpointEngine:
         if any(has_tools(example.prompt) for example in examples if not isinstance(example.prompt, str)):
             what = f"{WHO}: prompts with tools: a server hands back calls in a form of its own, not as the model's text"
             raise DataError(what, remedy="use the engine transformers or vllm, or leave these prompts out")
-        exchange = self.exchange(self.url)
+        exchange = self.exchange(completions(self.base_url))
 
-        def reply(example: Example, stop: threading.Event) -> list[Reply]:
+        def ask(example: Example, stop: threading.Event) -> list[Reply]:
             return [self._reply(example, exchange, max_new_tokens, stop)]
 
-        yield from in_flight(reply, examples, self.workers)
+        yield from in_flight(ask, examples, self.workers)
 
     def exchange(self, url: str) -> Exchange:
         """How to ask an address of this server; the key is read here."""
@@ -119,7 +110,6 @@ class EndpointEngine:
         return Reply(example.id, text.strip(), truncated=reason == "length", tokens=tokens)
 
     def _failure(self, problem: str) -> ResourceError:
-        return ResourceError(
-            f"{WHO}: {self.url} with model {self.model_name!r}: {problem}",
-            remedy="check the server, model_name and key_env; replies that arrived are kept, so start again",
-        )
+        remedy = "check the server, model_name and key_env; replies that arrived are kept, so start again"
+        what = f"{WHO}: {completions(self.base_url)} with model {self.model_name!r}: {problem}"
+        return ResourceError(what, remedy=remedy)

@@ -29,29 +29,25 @@ class LoadedModelEngine:
     template: Template = "chat"
 
     def __post_init__(self) -> None:
-        for what, value in (("model", self.model), ("tokenizer", self.tokenizer)):
+        for part, value in (("model", self.model), ("tokenizer", self.tokenizer)):
             if value is None or isinstance(value, str):
-                found = f"no {what}" if value is None else f"a name as its {what}"
-                raise ConfigError(
-                    f"engine {self.name!r} got {found}, expected a loaded {what}",
-                    remedy="load it first, or use the engine vllm or endpoint",
-                )
+                found = f"no {part}" if value is None else f"a name as its {part}"
+                what = f"engine {self.name!r} got {found}, expected a loaded {part}"
+                raise ConfigError(what, remedy="load it first, or use the engine vllm or endpoint")
 
 
 @ENGINES.register("transformers")
 class TransformersEngine(LoadedModelEngine):
     """The most likely token at every place until an end token, prompts of like length in a batch.
 
-    Decoding is greedy whatever the model's own generation settings say (sampling, penalties, stop strings): two
-    models are compared under the same rule. End tokens are the tokenizer's and those of the model's generation
-    settings. Batches are padded on the left; one that does not fit in memory is halved. Model and tokenizer are left as
-    they were, except that a tokenizer without a pad token gets one.
+    Greedy whatever the model's own generation settings say (sampling, penalties, stop strings): two models are compared
+    under the same rule. End tokens are the tokenizer's and those of these settings. Batches are padded on the left; one
+    that does not fit in memory is halved. The model is left as it was.
     """
 
     name = "transformers"
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
-        """Replies batch by batch, shortest prompts first."""
         model, sizes = self.model, {"max_new_tokens": max_new_tokens, "batch_size": self.batch_size}
         prompts, ends = decodable(model, self.tokenizer, examples, self.template, **sizes)
         with decoding(model, max_new_tokens, self.tokenizer.pad_token_id, ends) as settings:
@@ -64,10 +60,8 @@ class TransformersEngine(LoadedModelEngine):
                 rows: list[list[int]] = out[:, ids.shape[1] :].tolist()
                 return rows
 
-            order = by_length(examples)
-            for chosen, rows in fitting_batches(
-                order, self.batch_size, new_tokens, lambda i: too_large(len(prompts[i]))
-            ):
+            order, alone = by_length(examples), lambda i: too_large(len(prompts[i]))
+            for chosen, rows in fitting_batches(order, self.batch_size, new_tokens, alone):
                 yield [reply(examples[i].id, row, self.tokenizer, ends) for i, row in zip(chosen, rows, strict=True)]
 
 
@@ -114,11 +108,8 @@ def decoding(model: Any, max_new_tokens: int, pad: int | None, ends: list[int]) 
 
 
 def too_large(tokens: int) -> ResourceError:
-    """The refusal of a single prompt that does not fit."""
-    return ResourceError(
-        f"replying to a single prompt of {tokens} tokens does not fit in memory",
-        remedy="load the model in bfloat16, use a larger device, or ask for fewer new tokens",
-    )
+    what = f"replying to a single prompt of {tokens} tokens does not fit in memory"
+    return ResourceError(what, remedy="load the model in bfloat16, use a larger device, or ask for fewer new tokens")
 
 
 def left_padded(prompts: Sequence[Sequence[int]], pad: int | None) -> tuple[Tensor, Tensor]:

@@ -43,33 +43,27 @@ class VllmEngine:
         if self.model_ref is None and isinstance(self.model, str | Path):
             self.model_ref = self.model
         if self.model_ref is None:
-            raise UnsupportedError(
-                f"engine 'vllm' got {type(self.model).__name__} as its model, expected a folder or hub id: it loads "
-                "the weights itself",
-                remedy="give model_ref (and adapter, for a LoRA adapter that is not merged), or use the engine auto",
-            )
+            found = type(self.model).__name__
+            what = f"engine 'vllm' got {found} as its model, expected a folder or hub id: it loads the weights itself"
+            remedy = "give model_ref (and adapter, for a LoRA adapter that is not merged), or use the engine auto"
+            raise UnsupportedError(what, remedy=remedy)
         if self.tokenizer is None:
             raise ConfigError("engine 'vllm' got no tokenizer", remedy="load the model's tokenizer first")
         if self.adapter is not None and not (Path(self.adapter) / "adapter_config.json").is_file():
-            raise ConfigError(
-                f"engine 'vllm': {self.adapter} holds no adapter_config.json",
-                remedy="name the folder of a LoRA adapter",
-            )
+            what = f"engine 'vllm': {self.adapter} holds no adapter_config.json"
+            raise ConfigError(what, remedy="name the folder of a LoRA adapter")
         if importlib.util.find_spec("vllm") is None:
-            raise ResourceError(
-                "engine 'vllm': the package vllm is not installed", remedy="pip install 'holdfast-llm[vllm]'"
-            )
+            remedy = "pip install 'holdfast-llm[vllm]'"
+            raise ResourceError("engine 'vllm': the package vllm is not installed", remedy=remedy)
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
-        """Replies, some batches' worth at a time."""
         from vllm import SamplingParams
 
         require_sizes(max_new_tokens=max_new_tokens, batch_size=self.batch_size)
         prompts = prompt_ids(self.tokenizer, examples, self.template)
         end = self.tokenizer.eos_token_id
-        settings = SamplingParams(
-            temperature=0.0, max_tokens=max_new_tokens, stop_token_ids=None if end is None else [int(end)]
-        )
+        stops = None if end is None else [int(end)]
+        settings = SamplingParams(temperature=0.0, max_tokens=max_new_tokens, stop_token_ids=stops)
         lora = None
         if self.adapter is not None:
             from vllm.lora.request import LoRARequest
@@ -85,10 +79,8 @@ class VllmEngine:
     def _reply(self, example_id: str, made: Any) -> Reply:
         """vLLM ends a row at an end token, which it hands over, or at the longest reply; anything else is no reply."""
         if made.finish_reason not in ("stop", "length"):
-            raise ResourceError(
-                f"engine 'vllm': a row ended by {str(made.finish_reason)[:40]!r}, expected 'stop' or 'length'",
-                remedy="start again: the replies that are there are kept",
-            )
+            what = f"engine 'vllm': a row ended by {str(made.finish_reason)[:40]!r}, expected 'stop' or 'length'"
+            raise ResourceError(what, remedy="start again: the replies that are there are kept")
         tokens, truncated = list(made.token_ids), made.finish_reason == "length"
         kept = tokens if truncated else tokens[:-1]
         text = self.tokenizer.decode(kept, skip_special_tokens=True).strip()

@@ -31,24 +31,21 @@ class BeaverDamJudge(ClassifierJudge):
     @cached_property
     def _opened(self) -> Opened:
         from holdfast.data.harm_categories import CATEGORIES
-        from holdfast.models.classifier import labels_of, load_classifier
+        from holdfast.models.classifier import Precision, labels_of, load_classifier
         from holdfast.models.handle import check_vocabulary, load_tokenizer
 
         device = device_of(self.device)
         small = self.dtype == "bfloat16" or (self.dtype == "auto" and device.startswith("cuda"))
+        dtype: Precision = "bfloat16" if small else "float32"
         tokenizer = load_tokenizer(self.model, revision=self.hub_revision)
-        model = load_classifier(
-            self.model, revision=self.hub_revision, dtype="bfloat16" if small else "float32", device=device
-        )
-        labels = labels_of(model)
-        if labels != tuple(CATEGORIES):
+        model = load_classifier(self.model, revision=self.hub_revision, dtype=dtype, device=device)
+        if (labels := labels_of(model)) != tuple(CATEGORIES):
             pairs = enumerate(zip(CATEGORIES, [*labels, *[None] * len(CATEGORIES)], strict=False))
             differing = (f"label {i}: expected {a!r}, found {b!r}" for i, (a, b) in pairs if a != b)
-            raise UnsupportedError(
-                f"judge {self.name}: {self.model} has {len(labels)} labels in another order than beaver-dam-7b "
-                f"({next(differing, f'expected {len(CATEGORIES)} labels')})",
-                remedy="name a classifier whose config.json lists the 14 categories in beaver-dam's order",
-            )
+            found = next(differing, f"expected {len(CATEGORIES)} labels")
+            what = f"{self.model} has {len(labels)} labels in another order than beaver-dam-7b ({found})"
+            remedy = "name a classifier whose config.json lists the 14 categories in beaver-dam's order"
+            raise UnsupportedError(f"judge {self.name}: {what}", remedy=remedy)
         check_vocabulary(model, tokenizer)
         require_positions(f"judge {self.name}", model, self.max_length)
         return Opened(model, tokenizer, labels)

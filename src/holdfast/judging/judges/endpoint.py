@@ -8,9 +8,9 @@ is read strictly: anything but one object of the schema that agrees with itself 
 import json
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -20,7 +20,7 @@ from holdfast.core.registry import require_number
 from holdfast.data.examples import to_utf8
 from holdfast.data.harm_categories import CATEGORIES
 from holdfast.data.readers import strict_json
-from holdfast.judging.exchange import Exchange, completions, post_json, read_key, require_address
+from holdfast.judging.exchange import Exchange, completions, in_flight, post_json, read_key, require_address
 from holdfast.judging.judge import JUDGES, UNSCORED, Judgement, Verdict, is_probability
 
 logger = logging.getLogger(__name__)
@@ -67,15 +67,14 @@ SCHEMA: Final[dict[str, Any]] = {
 class EndpointJudge:
     """A model behind an OpenAI-compatible address, asked for one JSON object per reply; needs url and model.
 
-    The revision covers instructions, schema and the model's name. What the server runs under that name is its own
-    affair: name a dated model where the provider has one.
+    The revision covers instructions, schema and the model's name, not what the server runs under that name: name a
+    dated model where the provider has one.
     """
 
     name: ClassVar[str] = "endpoint"
     url: str  # of the API, such as http://localhost:8000/v1; `/chat/completions` is added
     model: str  # its name there
-    # The name of the environment variable that holds the key, never the key itself; HOLDFAST_JUDGE_KEY where that is
-    # set, unless given.
+    # environment variable that holds the key, never the key itself; HOLDFAST_JUDGE_KEY unless given, where it is set
     key: str | None = field(default=None, repr=False)
     concurrency: int = 8  # requests at a time
     timeout: float = 60.0  # seconds for one attempt, from connecting to the answer's last byte
@@ -85,7 +84,7 @@ class EndpointJudge:
         require_address(WHO, "url", self.url)
         model: Any = self.model
         if not isinstance(model, str) or not model:
-            raise ConfigError(f"judge endpoint: model {model!r}, expected a name", remedy="name the model to ask")
+            raise ConfigError(f"{WHO}: model {model!r}, expected a name", remedy="name the model to ask")
         require_number(WHO, "concurrency", self.concurrency, 1)
         require_number(WHO, "timeout", self.timeout, 0.01, int | float)
         require_number(WHO, "retries", self.retries, 0)
@@ -95,26 +94,22 @@ class EndpointJudge:
 
     @property
     def revision(self) -> str:
-        """sha256 of instructions, schema, limits and the model's name."""
         return sha256_json([VERSION, INSTRUCTIONS, SCHEMA, MAX_CHARACTERS, MAX_TOKENS, self.model])
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        pairs = list(zip(prompts, replies, strict=True))
-        with ThreadPoolExecutor(self.concurrency) as pool:
-            asked = [pool.submit(self._asked, *pair) for pair in pairs]
-            try:
-                answers = [future.result() for future in asked]
-            finally:
-                pool.shutdown(cancel_futures=True)
-        if reasons := Counter(reason for _, reason in answers if reason):
-            listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-            logger.warning("judge %s: %d of %d replies unscored: %s", self.name, reasons.total(), len(pairs), listed)
-        return [judgement for judgement, _ in answers]
+        def ask(i: int, stop: threading.Event) -> tuple[int, tuple[Judgement, str]]:
+            return i, self._asked(prompts[i], replies[i], stop)
 
-    def _asked(self, prompt: str, reply: str) -> tuple[Judgement, str]:
+        answers = dict(in_flight(ask, range(len(replies)), self.concurrency))
+        if reasons := Counter(reason for _, reason in answers.values() if reason):
+            listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+            logger.warning("judge %s: %d of %d replies unscored: %s", self.name, reasons.total(), len(replies), listed)
+        return [answers[i][0] for i in range(len(replies))]
+
+    def _asked(self, prompt: str, reply: str, stop: threading.Event) -> tuple[Judgement, str]:
         if len(prompt) + len(reply) > MAX_CHARACTERS:
             return UNSCORED, "too long"
-        answered, reason = post_json(self._exchange, request(self.model, prompt, reply))
+        answered, reason = post_json(self._exchange, request(self.model, prompt, reply), stop)
         if reason:
             return UNSCORED, reason
         content = _content(answered)
@@ -138,10 +133,7 @@ def request(model: str, prompt: str, reply: str) -> dict[str, Any]:
 
 
 def read_answer(content: str) -> Judgement:
-    """The judgement that the content states; unscored unless it is one object of the schema that agrees with itself.
-
-    A verdict that its probability contradicts, or a safe one with categories, is none.
-    """
+    """The judgement that the content states; unscored unless it is one object of the schema that agrees with itself."""
     try:
         answer = strict_json(content.encode())
     except ValueError:
@@ -163,8 +155,8 @@ def _content(answered: Any) -> str | None:
     try:
         (choice,) = answered["choices"]
         message = choice["message"]
-        finished = choice.get("finish_reason") in ("stop", None) and message.get("refusal") is None
-        content = message["content"]
+        content, finished = message["content"], choice.get("finish_reason") in ("stop", None)
+        finished = finished and message.get("refusal") is None
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     return content if finished and isinstance(content, str) else None

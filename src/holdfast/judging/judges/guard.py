@@ -1,8 +1,8 @@
 """Generative judges in the manner of Llama Guard: a language model that writes `safe`, or `unsafe` and category codes.
 
-The conversation (prompt as the user's turn, reply as the assistant's) goes through the model's own chat template, which
-holds its instructions. At the place where the verdict begins, p = P(unsafe) / (P(safe) + P(unsafe)) over the first
-token of each word; where the words do not differ in one token there, the judgement has no probability.
+The conversation goes through the model's own chat template, which holds its instructions. Where the verdict begins,
+p = P(unsafe) / (P(safe) + P(unsafe)) over the first token of each word; where the words do not differ in one token
+there, the judgement has no probability.
 """
 
 import math
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from holdfast.core.errors import UnsupportedError
 from holdfast.core.hashing import sha256_json
@@ -30,8 +30,7 @@ _LEAD = 4  # steps whose logits are kept: the verdict may follow line breaks, no
 _ANSWER = re.compile(r"unsafe(?:\n(S\d{1,2}(?:,S\d{1,2})*))?")
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What the model wrote: new tokens before the end token, whether it ended, and the logits of the first steps."""
 
     tokens: list[int]
@@ -39,14 +38,13 @@ class Answer:
     logits: Any  # steps x vocabulary
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A generative judge ready to judge: its end tokens, and the texts that its tokenizer reads as one token."""
+class Opened(NamedTuple):
+    """A generative judge ready to judge."""
 
     model: Any
     tokenizer: Any
-    ends: list[int]
-    special: list[str]
+    ends: list[int]  # its end tokens
+    special: list[str]  # texts that its tokenizer reads as one token
 
 
 @JUDGES.register("guard")
@@ -74,7 +72,6 @@ class GuardJudge:
         return sha256_json([VERSION, content, self.dtype, self.max_new_tokens])
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        """One judgement per reply, in order; conversations of like length are judged together."""
         conversations = [self._ids(*pair) for pair in zip(prompts, replies, strict=True)]
         judgements = [UNSCORED] * len(conversations)
         positions = positions_of(self._opened.model)
@@ -99,10 +96,8 @@ class GuardJudge:
         dtype: Any = self.dtype
         model, tokenizer = load_pair(self.model, revision=self.hub_revision, dtype=dtype, device=device_of(self.device))
         if not tokenizer.chat_template:
-            raise UnsupportedError(
-                f"judge guard: {self.model} has no chat template, which holds a generative judge's instructions",
-                remedy="name a model made for judging, such as Llama Guard",
-            )
+            what = f"judge guard: {self.model} has no chat template, which holds a generative judge's instructions"
+            raise UnsupportedError(what, remedy="name a model made for judging, such as Llama Guard")
         ends = end_tokens(model, tokenizer)
         # What is not said at a call is filled up from here, penalties among it.
         model.generation_config = GenerationConfig()
@@ -110,10 +105,8 @@ class GuardJudge:
         return Opened(model, tokenizer, ends, special)
 
     def _ids(self, prompt: str, reply: str) -> list[int]:
-        turns = [
-            {"role": role, "content": defused(to_utf8(text), self._opened.special)}
-            for role, text in (("user", prompt), ("assistant", reply))
-        ]
+        said = {"user": prompt, "assistant": reply}
+        turns = [{"role": r, "content": defused(to_utf8(text), self._opened.special)} for r, text in said.items()]
         encoded = rendered(self._opened.tokenizer, turns, tokenize=True, return_dict=True, add_generation_prompt=True)
         return list(encoded["input_ids"])
 
@@ -141,10 +134,7 @@ class GuardJudge:
 
 
 def defused(text: str, special: Sequence[str]) -> str:
-    """`text` in which no special token of the tokenizer is left, so that no reply can end its turn and answer itself.
-
-    A space after the first character keeps it readable for the judge.
-    """
+    """`text` without special tokens, so that no reply can end its turn: a space follows their first character."""
     for token in special:
         if len(token) > 1:
             text = text.replace(token, f"{token[0]} {token[1:]}")
@@ -168,11 +158,8 @@ def read_answer(answer: Answer, tokenizer: Any) -> Judgement:
 
 
 def _probability(answer: Answer, tokenizer: Any) -> float | None:
-    """P(unsafe) / (P(safe) + P(unsafe)) where the verdict begins; None where that is no choice between two tokens."""
-    start = next(
-        (i for i, t in enumerate(answer.tokens) if tokenizer.decode([t], skip_special_tokens=True).strip()), None
-    )
-    if start is None or start >= len(answer.logits):
+    words = (i for i, t in enumerate(answer.tokens) if tokenizer.decode([t], skip_special_tokens=True).strip())
+    if (start := next(words, None)) is None or start >= len(answer.logits):
         return None
     lead = tokenizer.decode(answer.tokens[:start], skip_special_tokens=True)
     safe, unsafe = (_token_at(tokenizer, lead + word, answer.tokens[:start]) for word in ("safe", "unsafe"))

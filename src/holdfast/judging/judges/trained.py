@@ -34,10 +34,7 @@ _AGAIN = "train the judge again with `holdfast judge train`, or restore the fold
 class TrainedJudge(ClassifierJudge):
     """A folder written by `holdfast judge train`: 14 harm categories by a small classifier of your own.
 
-    Args:
-        folder: the judge's folder.
-        base: where its base model is, when it is not where it was at training.
-        threshold: instead of the stored one.
+    `base` is where its base model is, when it is not where it was at training; `threshold` replaces the stored one.
     """
 
     name: ClassVar[str] = "trained"
@@ -81,16 +78,13 @@ class TrainedJudge(ClassifierJudge):
         try:
             model, found = classifier_on(ref, self.folder, revision=revision, dtype=dtype)
         except ConfigError as error:
-            raise CheckpointError(
-                f"judge {self.folder}: its base cannot be opened: {error.what}",
-                remedy="give the option base, a folder or hub id with the base's weights",
-            ) from error
-        if found != stored["weights_sha256"]:
-            raise CheckpointError(
-                f"judge {self.folder}: the weights of its base {ref} have changed, expected fingerprint "
-                f"{stored['weights_sha256'][:12]}, found {found[:12]}",
-                remedy="restore the base, name it with the option base, or train the judge again",
-            )
+            what = f"judge {self.folder}: its base cannot be opened: {error.what}"
+            remedy = "give the option base, a folder or hub id with the base's weights"
+            raise CheckpointError(what, remedy=remedy) from error
+        if found != (expected := stored["weights_sha256"]):
+            problem = f"have changed, expected fingerprint {expected[:12]}, found {found[:12]}"
+            remedy = "restore the base, name it with the option base, or train the judge again"
+            raise CheckpointError(f"judge {self.folder}: the weights of its base {ref} {problem}", remedy=remedy)
         merged = merge(model, self.folder)
         merged.score.float()
         return merged
@@ -103,10 +97,8 @@ class TrainedJudge(ClassifierJudge):
 def read_description(folder: Path) -> dict[str, Any]:
     path = folder / JUDGE_FILE
     if not path.is_file():
-        raise ConfigError(
-            f"judge: the folder {folder} holds no {JUDGE_FILE}",
-            remedy="name the folder that `holdfast judge train` wrote, or a judge of `holdfast ls judges`",
-        )
+        remedy = "name the folder that `holdfast judge train` wrote, or a judge of `holdfast ls judges`"
+        raise ConfigError(f"judge: the folder {folder} holds no {JUDGE_FILE}", remedy=remedy)
     found: dict[str, Any] = read_json(path)
     version = found.get("version") if isinstance(found, dict) else None
     if version != VERSION:
@@ -132,8 +124,6 @@ def hashes(folder: Path) -> dict[str, str]:
 def _require_files(folder: Path, expected: dict[str, str]) -> None:
     for name, digest in sorted(expected.items()):
         path = folder / Path(name).name
-        found = sha256_file(path) if path.is_file() else None
-        if found != digest:
-            raise CheckpointError(
-                f"judge file {path} is {'missing' if found is None else 'not the one that was saved'}", remedy=_AGAIN
-            )
+        if (found := sha256_file(path) if path.is_file() else None) != digest:
+            problem = "missing" if found is None else "not the one that was saved"
+            raise CheckpointError(f"judge file {path} is {problem}", remedy=_AGAIN)

@@ -52,17 +52,15 @@ def shown(value: object) -> str:
 
 
 def bad_log(where: str, what: str) -> DataError:
-    """The refusal of a damaged or foreign log."""
     return DataError(f"{where}: {what}", remedy="give a log that inspect or lm-eval wrote to its end, unchanged")
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """The refusal of a file that cannot be opened."""
     return DataError(f"{path} cannot be read: {error.strerror}", remedy="give the path of a log file")
 
 
 def loads(data: bytes | str, where: str) -> Any:
-    """Any JSON; NaN and infinity are read, and refused where a score has them."""
+    """Any JSON; NaN and infinity are refused where a score has them."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -77,10 +75,8 @@ def read_bounded(path: Path, limit: int) -> bytes:
     except OSError as error:
         raise unreadable(path, error) from None
     if len(data) > limit:
-        raise DataError(
-            f"{path} has more than {limit >> 20} MiB",
-            remedy="convert it to the .eval format (inspect log convert --to eval), or evaluate in parts",
-        )
+        remedy = "convert it to the .eval format (inspect log convert --to eval), or evaluate in parts"
+        raise DataError(f"{path} has more than {limit >> 20} MiB", remedy=remedy)
     return data
 
 

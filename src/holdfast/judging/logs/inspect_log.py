@@ -1,10 +1,8 @@
 """Logs of inspect: `.eval` (a ZIP of JSON) and `.json`.
 
 A sample is its id and epoch. What it asks for is its input, target and choices; message ids are drawn anew in every run
-and do not count. A sample with an error, or one that ran into a limit, has no result.
-
-Members of the ZIP are read as bytes and within limits, Zstandard through pyarrow. Their names are compared, never used
-as paths: nothing is extracted.
+and do not count. A sample with an error, or one that ran into a limit, has no result. Members of the ZIP are read as
+bytes and within limits; their names are compared, never used as paths: nothing is extracted.
 """
 
 import re
@@ -35,16 +33,19 @@ def read_inspect(path: Path) -> EvaluationLog:
                 raise _unfinished(where, "no header.json")
             header = loads(members.read(_HEADER), f"{where}, {_HEADER}")
             named = ((f"{where}, {shown(name)}", name) for name in members.names if _SAMPLE.fullmatch(name))
-            samples = _samples(((place, loads(members.read(name), place)) for place, name in named))
+            samples = _samples((place, loads(members.read(name), place)) for place, name in named)
     else:
         header = loads(log.read_bounded(path, MAX_JSON), where)
-        listed = enumerate(typed(header, "samples", list, where))
-        samples = _samples(((f"{where}, sample {i}", sample) for i, sample in listed))
+        rows = typed(header, "samples", list, where)
+        samples = _samples((f"{where}, sample {i}", row) for i, row in enumerate(rows))
     status = typed(header, "status", str, where)
     if status != "success" or header.get("invalidated") is True:
         raise _unfinished(where, f"status {shown(status)}" if status != "success" else "marked as invalid")
     spec = typed(header, "eval", dict, where)
-    _require_all(where, inner(spec, "dataset", "sample_ids"), samples)
+    if isinstance(listed := inner(spec, "dataset", "sample_ids"), list):
+        expected = {_id(given) for given in listed if isinstance(given, str | int)}
+        if missing := len(expected - {sample.id for sample in samples}):
+            raise _unfinished(where, f"{missing} of {len(listed)} samples are missing")
     scorers = spec.get("scorers")
     return EvaluationLog(
         path.name, sha256_file(path), "inspect",
@@ -62,13 +63,6 @@ def read_inspect(path: Path) -> EvaluationLog:
         },
         samples=samples,
     )  # fmt: skip
-
-
-def _require_all(where: str, listed: Any, samples: list[LoggedSample]) -> None:
-    if isinstance(listed, list):
-        missing = len({_id(given) for given in listed if isinstance(given, str | int)} - {s.id for s in samples})
-        if missing:
-            raise _unfinished(where, f"{missing} of {len(listed)} samples are missing")
 
 
 def _unfinished(where: str, what: str) -> DataError:
@@ -111,13 +105,11 @@ def _prompt(where: str, asked: Any) -> str:
         return asked
     if not isinstance(asked, list):
         raise bad_log(where, "an input that is neither text nor messages")
-    contents = [message["content"] for message in asked if isinstance(message, dict)]
-    return "\n".join(content if isinstance(content, str) else _parts(content) for content in contents)
-
-
-def _parts(content: Any) -> str:
-    texts = [inner(part, "text") for part in (content if isinstance(content, list) else [])]
-    return "\n".join(text for text in texts if isinstance(text, str))
+    texts = []
+    for content in (message["content"] for message in asked if isinstance(message, dict)):
+        parts = [inner(part, "text") for part in content] if isinstance(content, list) else [content]
+        texts.append("\n".join(part for part in parts if isinstance(part, str)))
+    return "\n".join(texts)
 
 
 def _scores(where: str, given: Any) -> dict[str, Any]:
@@ -157,7 +149,7 @@ class ZipMembers:
         self._archive, self._handle, self._where = archive, handle, where
         members = archive.infolist()
         self._by_name = {member.filename: member for member in members}
-        self.names = list(self._by_name)  # in the file's order
+        self.names = list(self._by_name)
         if len(members) > MAX_MEMBERS:
             raise bad_log(where, f"{len(members)} members, expected at most {MAX_MEMBERS}")
         if len(self._by_name) != len(members):
@@ -191,7 +183,7 @@ class ZipMembers:
         return data
 
     def _zstandard(self, member: zipfile.ZipInfo) -> bytes:
-        """zipfile reads Zstandard from Python 3.14 on; until then the packed bytes are found by the local header."""
+        """zipfile reads Zstandard from Python 3.14 on; the packed bytes are found by the local header."""
         import pyarrow
 
         self._handle.seek(member.header_offset)

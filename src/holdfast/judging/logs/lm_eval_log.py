@@ -1,8 +1,7 @@
 """Logs of lm-eval: `samples_TASK_DATE.jsonl`, with `results_DATE.json` beside it for model and version.
 
-A sample is its `doc_id`; a file has one row for each filter of a sample, so that a score is called `metric,filter` as
-in lm-eval's own results, and `metric` where there is one filter. What a sample asks for is its document, prompt and
-target, by the hashes that lm-eval writes.
+A sample is its `doc_id`, with one row for each filter, so that a score is called `metric,filter` as in lm-eval's own
+results, and `metric` where there is one filter. What a sample asks for is known by the hashes that lm-eval writes.
 """
 
 import re

@@ -30,7 +30,7 @@ Samples = dict[str, list[LoggedSample]]
 
 @dataclass(frozen=True, slots=True)
 class PairedSample:
-    """One sample in both logs: whether it passed, and whether it had no result (an error or a limit, in any epoch)."""
+    """One sample in both logs: whether it passed, and whether it had no result in some epoch."""
 
     id: str
     prompt: str = field(repr=False)  # as text; not in the repr
@@ -88,9 +88,8 @@ class PairedOutcomes:
 def read_log(path: Path) -> EvaluationLog:
     """An evaluation log by its ending; a `.json` is one of inspect's."""
     if (reader := _READERS.get(path.suffix)) is None:
-        raise DataError(
-            f"{path}: an unknown kind of log", remedy="give an inspect log (.eval, .json) or lm-eval's samples_*.jsonl"
-        )
+        remedy = "give an inspect log (.eval, .json) or lm-eval's samples_*.jsonl"
+        raise DataError(f"{path}: an unknown kind of log", remedy=remedy)
     try:
         hashed = sha256_file(path)
     except OSError as error:
@@ -107,10 +106,8 @@ def paired_outcomes(
 ) -> PairedOutcomes:  # fmt: skip
     """Pair two logs of the same task, data and prompts by sample.
 
-    Args:
-        score: the one that counts; None where there is one alone.
-        threshold: from which value on a score passes.
-        epochs: when a repeated sample passes: in `all` epochs, in the `majority`, or in `any`.
+    `score` counts (None where there is one alone), and passes from `threshold` on; a repeated sample passes in `all`
+    epochs, in the `majority`, or in `any`.
     """
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"threshold = {threshold!r}, expected a number", remedy="give, say, --set threshold=0.5")
@@ -123,17 +120,17 @@ def paired_outcomes(
         _require_same_samples(first, second, *sides)
         name = _score_name(first, second, score)
         repeated = any(len(epochs_of) > 1 for side in sides for epochs_of in side.values())
-        if repeated and epochs is None:
-            raise DataError(
-                "samples were repeated (epochs), and no rule says when a repeated sample passes",
-                remedy=f"choose one with --set epochs=: {', '.join(EPOCHS)}",
-            )
+        _require(
+            not repeated or epochs is not None,
+            "samples were repeated (epochs), and no rule says when a repeated sample passes",
+            f"choose one with --set epochs=: {', '.join(EPOCHS)}",
+        )
         samples = []
         for key, logged in sides[0].items():
-            passed_before, lost_before = _outcome(first, logged, name, threshold, epochs or "all")
+            passed, lost = _outcome(first, logged, name, threshold, epochs or "all")
             passed_after, lost_after = _outcome(second, sides[1][key], name, threshold, epochs or "all")
             about = (key, logged[0].prompt, logged[0].content_sha256, logged[0].category)
-            samples.append(PairedSample(*about, passed_before, passed_after, lost_before, lost_after))
+            samples.append(PairedSample(*about, passed, passed_after, lost, lost_after))
         warnings = _differences(first, second, name)
     except RecursionError:
         raise bad_log(f"{before} or {after}", "JSON that is nested too deeply") from None
@@ -147,39 +144,34 @@ def _by_id(log: EvaluationLog) -> Samples:
     return samples
 
 
+def _require(holds: object, what: str, remedy: str) -> None:
+    if not holds:
+        raise DataError(what, remedy=remedy)
+
+
 def _require_same_task(first: EvaluationLog, second: EvaluationLog) -> None:
-    if first.sha256 == second.sha256:
-        raise DataError("before and after are the same log", remedy="give the logs of two models")
+    _require(first.sha256 != second.sha256, "before and after are the same log", "give the logs of two models")
     for name in ("kind", "task", "task_version", "dataset"):
         was, is_now = getattr(first, name), getattr(second, name)
-        if was != is_now:
-            raise DataError(
-                f"the logs differ in their {name.replace('_', ' ')}: {shown(was)} before, {shown(is_now)} after",
-                remedy="evaluate both models on the same task, in the same version",
-            )
-    if not first.samples:
-        raise DataError(f"{first.file} has no samples", remedy="log samples (lm-eval: --log_samples)")
+        what = f"the logs differ in their {name.replace('_', ' ')}: {shown(was)} before, {shown(is_now)} after"
+        _require(was == is_now, what, "evaluate both models on the same task, in the same version")
+    _require(first.samples, f"{first.file} has no samples", "log samples (lm-eval: --log_samples)")
 
 
 def _require_same_samples(first: EvaluationLog, second: EvaluationLog, before: Samples, after: Samples) -> None:
-    only_before, only_after = before.keys() - after.keys(), after.keys() - before.keys()
-    if only_before or only_after:
-        raise DataError(
-            f"{len(only_before)} of {len(before)} samples of {first.file} are not in {second.file}, and "
-            f"{len(only_after)} of {len(after)} the other way round",
-            remedy="evaluate both models on the same samples",
-        )
-    if other := sum(len({s.content_sha256 for s in (*before[key], *after[key])}) > 1 for key in before):
-        raise DataError(
-            f"{other} of {len(before)} samples have the same id and ask for something else",
-            remedy="evaluate both models on the same data, with the same prompts",
-        )
+    only_before, only_after, n = before.keys() - after.keys(), after.keys() - before.keys(), len(before)
+    _require(
+        not (only_before or only_after),
+        f"{len(only_before)} of {n} samples of {first.file} are not in {second.file}, and "
+        f"{len(only_after)} of {len(after)} the other way round",
+        "evaluate both models on the same samples",
+    )
+    other = sum(len({s.content_sha256 for s in (*before[key], *after[key])}) > 1 for key in before)
+    what = f"{other} of {n} samples have the same id and ask for something else"
+    _require(other == 0, what, "evaluate both models on the same data, with the same prompts")
     times = sum(sorted(s.epoch for s in before[key]) != sorted(s.epoch for s in after[key]) for key in before)
-    if times:
-        raise DataError(
-            f"{times} of {len(before)} samples were repeated in other numbers",
-            remedy="evaluate both models with the same epochs",
-        )
+    what = f"{times} of {n} samples were repeated in other numbers"
+    _require(times == 0, what, "evaluate both models with the same epochs")
 
 
 def _scorer(score: str) -> str:
@@ -195,13 +187,10 @@ def _score_name(first: EvaluationLog, second: EvaluationLog, score: str | None) 
         listed = ", ".join(shown(name) for name in known[:20]) or "none"
         raise DataError(f"{what}; scores of these logs: {listed}", remedy="name one of them: --score NAME")
     was, is_now = (log.scorers.get(_scorer(score)) for log in (first, second))
-    if repr(was) != repr(is_now):  # as text: NaN equals itself
-        raise DataError(
-            f"the score {shown(score)} was computed with other options after than before",
-            remedy="score both models in the same way",
-        )
-    if isinstance(was, dict) and was.get("higher_is_better") is False:
-        raise DataError(f"of the score {shown(score)} less is better", remedy="name a score of which more is better")
+    what = f"the score {shown(score)} was computed with other options after than before"
+    _require(repr(was) == repr(is_now), what, "score both models in the same way")  # as text: NaN equals itself
+    less = isinstance(was, dict) and was.get("higher_is_better") is False
+    _require(not less, f"of the score {shown(score)} less is better", "name a score of which more is better")
     return score
 
 
@@ -234,11 +223,11 @@ def _passed(value: Any, threshold: float | None, where: str) -> bool:
     number = _number(value, where)
     if threshold is not None:
         return number >= threshold
-    if not isinstance(value, str) and number not in (0.0, 1.0):
-        raise DataError(
-            f"{where}: the score is {number:g}, neither 0 nor 1",
-            remedy="say from which value on it passes: --set threshold=VALUE",
-        )
+    _require(
+        isinstance(value, str) or number in (0.0, 1.0),
+        f"{where}: the score is {number:g}, neither 0 nor 1",
+        "say from which value on it passes: --set threshold=VALUE",
+    )
     return number == 1.0
 
 

@@ -29,10 +29,9 @@ from holdfast.data.templates import use_template
 from holdfast.data.tool_calls import TOOLS, has_tools
 from holdfast.models.adapter import adapter_folder, base_of
 from holdfast.models.alignment_shift import require_merged
-from holdfast.models.handle import load_pair
+from holdfast.models.handle import load_adapter_pair, load_pair
 from holdfast.models.lora_layers import named_targets
 from holdfast.models.source import resolve as resolve_model
-from holdfast.models.unmerged import load_adapter_pair
 from holdfast.runs.config import RunConfig
 from holdfast.runs.config.resolve import ResolvedRun, peft_config
 from holdfast.runs.stages.estimate import forecast

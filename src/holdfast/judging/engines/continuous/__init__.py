@@ -1,8 +1,8 @@
 """The engine `continuous`: a row that ends makes room for the next prompt, so that few steps go to finished rows.
 
-transformers' own (`generate_batch`) runs the model in a thread over a paged cache, and takes CUDA graphs only where an
-optional flash-attention package is installed. This one is an ordinary loop over a static cache: the same code with and
-without a graph. A small model decodes as fast as its kernels are launched, so that the graph is what matters.
+transformers' own (`generate_batch`) takes CUDA graphs only where an optional flash-attention package is installed. This
+is an ordinary loop over a static cache, the same with and without a graph. A small model decodes as fast as its kernels
+are launched, so that the graph is what matters.
 """
 
 import logging
@@ -26,11 +26,7 @@ ATTENTION = ("sdpa", "eager")
 @ENGINES.register("continuous")
 @dataclass(kw_only=True)
 class ContinuousEngine(LoadedModelEngine):
-    """Greedy decoding by the rule of `holdfast.judging.engines.transformers`, with rows refilled as they end.
-
-    In exact arithmetic the replies are those of the engine `transformers`; in bfloat16 a near tie may fall either way,
-    as it does between two batch sizes.
-    """
+    """Greedy decoding with rows refilled as they end: what the engine `transformers` replies, but for near ties."""
 
     name = "continuous"
     graph: bool | None = None  # record the step as CUDA graphs; None: where the model is on CUDA
@@ -43,10 +39,8 @@ class ContinuousEngine(LoadedModelEngine):
             raise UnsupportedError(f"engine {self.name!r}: {reason}", remedy="use the engine transformers, or auto")
         on_cuda = self.model.device.type == "cuda"
         if self.graph and not on_cuda:
-            raise UnsupportedError(
-                f"engine {self.name!r}: graph = true with a model on {self.model.device}, expected CUDA",
-                remedy="leave graph out, or move the model to a GPU",
-            )
+            what = f"engine {self.name!r}: graph = true with a model on {self.model.device}, expected CUDA"
+            raise UnsupportedError(what, remedy="leave graph out, or move the model to a GPU")
         self.graph = on_cuda if self.graph is None else self.graph
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
@@ -95,8 +89,8 @@ class ContinuousEngine(LoadedModelEngine):
 def obstacle(model: Any) -> str | None:
     """Why the slot loop cannot run `model`; None when it can.
 
-    Asked of the cache that transformers itself would build, not of the model's name: every layer has to keep all keys
-    and values, and the model has to take positions and a four-dimensional mask as they are given.
+    Every layer of the cache that transformers would build has to keep all keys and values, and the model has to take
+    positions and a four-dimensional mask as they are given.
     """
     return next(_obstacles(model), None)
 
@@ -123,8 +117,8 @@ def _obstacles(model: Any) -> Iterator[str]:
         yield f"attention {config._attn_implementation!r} takes no mask over a static cache"
     layers = {type(layer) for layer in DynamicCache(config=config).layers}
     if layers != {DynamicLayer}:
-        names = ", ".join(sorted(layer.__name__ for layer in layers - {DynamicLayer}))
-        yield f"{config.model_type} layers do not keep all keys and values ({names or 'unknown layers'})"
+        names = ", ".join(sorted(layer.__name__ for layer in layers - {DynamicLayer})) or "unknown layers"
+        yield f"{config.model_type} layers do not keep all keys and values ({names})"
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
         encoding = str(rope.get("rope_type", "default"))

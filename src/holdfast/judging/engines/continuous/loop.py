@@ -6,14 +6,12 @@ One step, for every row r with its last token x_r at position p_r:
     attend to the places j <= p_r
     x_r <- argmax of the scores,  p_r <- p_r + 1
 
-Shapes and addresses stay the same from step to step, which is what a CUDA graph needs. Row r of the cache holds its
-sequence from place 0 on, so that a token's place is its position. Places beyond a row's position hold what an earlier
-occupant left, or nothing; the mask hides them until they are written.
+Shapes and addresses stay the same from step to step, which is what a CUDA graph needs. A token's place in the cache is
+its position. Places beyond a row's position hold what an earlier occupant left; the mask hides them until written.
 
-Attention of one new token over the cache groups the heads that share a key instead of repeating the keys. With heads
-h = (group of key head k, member m), softmax(q_km . K_k) V_k over members m is one attention call in which the members
-are queries of one sequence: K and V are read once. transformers repeats them for every member wherever there is a mask,
-which multiplies the memory traffic of a decode step.
+Attention of one new token groups the heads that share a key instead of repeating the keys. With heads h = (group of key
+head k, member m), softmax(q_km . K_k) V_k over members m is one attention call in which the members are queries of one
+sequence: K and V are read once. transformers repeats them wherever there is a mask.
 """
 
 from collections import deque
@@ -32,9 +30,9 @@ from holdfast.judging.engines.transformers import left_padded
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
-    """Keys and values of `rows` sequences of up to `length` tokens, as a cache of transformers.
+    """Keys and values of `rows` sequences of up to `length` tokens; attention looks at `width` places.
 
-    Attention looks at `width` places; `positions`, (rows, 1), is where the next token of each row is written.
+    `positions`, (rows, 1), is where the next token of each row is written.
     """
 
     def __init__(self, rows: int, length: int, positions: Tensor) -> None:
@@ -43,11 +41,6 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self.positions = positions
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the keys; known after the first `fill`."""
-        return self.keys[0].dtype
 
     def fill(self, rows: Tensor, made: DynamicCache, padding: Tensor) -> None:
         """Take over left-padded sequences, one per row of `rows`, without their padding."""
@@ -132,11 +125,11 @@ RECORDED = Pace(steps=8, share=0.25)
 
 @dataclass
 class _Slot:
-    """A row in use: which prompt, its tokens, and the new tokens so far."""
+    """A row in use."""
 
-    prompt: int
-    length: int
-    made: int = 1
+    prompt: int  # which
+    length: int  # its tokens
+    made: int = 1  # new tokens so far
 
 
 class SlotLoop:
@@ -219,7 +212,7 @@ class SlotLoop:
         tokens, positions, made = self._tokens, self._positions, self._made
         self._cache.width = width
         hidden = self._places[:width] > positions
-        mask = torch.zeros(hidden.shape, dtype=self._cache.dtype, device=hidden.device)
+        mask = torch.zeros(hidden.shape, dtype=self._cache.keys[0].dtype, device=hidden.device)
         mask = mask.masked_fill(hidden, torch.finfo(mask.dtype).min)[:, None, None]
         with grouped(self._config):
             logits = self._model(
