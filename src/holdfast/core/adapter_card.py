@@ -12,10 +12,10 @@ from typing import Any
 CARD_MARKER = "<!-- written by holdfast report; edits are overwritten while this line stands -->"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
+# Weights, their settings and the tokenizer, by name: what of a trained folder belongs to the model.
 ADAPTER_FILES = ("adapter_config.json", "adapter_model*.safetensors", "tokenizer*", "special_tokens_map.json",
                  "chat_template.jinja", "vocab*", "merges.txt", "added_tokens.json")  # fmt: skip
 MODEL_FILES = (*ADAPTER_FILES[2:], "config.json", "generation_config.json", "model*.safetensors*")
-"""Weights, their settings and the tokenizer, by name: what of a trained folder belongs to the model."""
 
 MODEL_NAME = "Fine-tuned model, measured by holdfast"
 TASK = {"type": "text-generation", "name": "Text generation"}
@@ -25,13 +25,11 @@ KEPT = {"refusals_kept": "Share of refusals kept", "answers_kept": "Share of ans
 
 def kept_results(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Results of a `model-index`, from the monitor's figures (`certification.kept.Kept`) by name."""
+    known = {name: one for name, one in figures.items() if name in KEPT and one.share is not None}
     metrics = [
-        {
-            "type": name, "name": KEPT[name], "value": one.share,
-            "args": {"kept": one.kept, "of": one.of, "lower_bound_95": one.low},
-        }
-        for name, one in figures.items()
-        if name in KEPT and one.share is not None
+        {"type": name, "name": KEPT[name], "value": one.share,
+         "args": {"kept": one.kept, "of": one.of, "lower_bound_95": one.low}}
+        for name, one in known.items()
     ]  # fmt: skip
     return [{"task": dict(TASK), "dataset": dict(WATCHED), "metrics": metrics}] if metrics else []
 
@@ -50,7 +48,7 @@ def adapters_below(adapter: Path) -> list[str]:
         except (OSError, ValueError, KeyError, TypeError):
             break
         below.append(str(base))
-        place = Path(str(base)) if (Path(str(base)) / "adapter_config.json").is_file() else None
+        place = Path(below[-1]) if (Path(below[-1]) / "adapter_config.json").is_file() else None
     return below
 
 

@@ -6,8 +6,9 @@ import math
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -15,17 +16,13 @@ from holdfast.core.errors import CheckpointError, ResourceError
 from holdfast.core.files import write_bytes
 
 
-class EventLog:
+class EventLog(AbstractContextManager["EventLog"]):
     """Appends rows to a JSON-lines file, each handed to the operating system before `append` returns.
 
-    The lines are strict JSON, which has no NaN or infinity: a non-finite float is written as null, so that
-    every reader accepts the file. null therefore reads "not a finite number"; which step was affected, and
-    why, is the business of the row's named event.
-
-    A row reaches the file whole or is removed again, except when the process is killed inside the write; such
-    a torn last line has no newline, is ignored by `read` and dropped when the log is next opened.
-
-    Only an event log is opened: a link is not followed, and a file that no log can have become is left as it is.
+    The lines are strict JSON: a non-finite float is written as null, so that every reader accepts the file. A row
+    reaches the file whole or is removed again, except when the process is killed inside the write; such a torn last
+    line is ignored by `read` and dropped when the log is next opened. A link is not followed, and a file that no log
+    can have become is left as it is.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,9 +97,6 @@ class EventLog:
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

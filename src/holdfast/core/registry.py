@@ -1,9 +1,9 @@
 """Names to objects for what users pick by name (defenses, majorizers, tasks, judges, ...), and their options.
 
-An unknown name raises with the nearest match (it never falls through to a default), and a name cannot be taken twice.
-On first use a registry imports the modules of its own package, and what other distributions offer under the entry
-point group `holdfast.<kind>s`, with underscores for spaces (a module that registers itself, or a package of such
-modules); so that adding an entry means adding one file, here or elsewhere.
+An unknown name raises with the nearest match, and a name cannot be taken twice. On first use a registry imports the
+modules of its own package, and what other distributions offer under the entry point group `holdfast.<kind>s`, with
+underscores for spaces (a module that registers itself, or a package of such modules); so that adding an entry means
+adding one file, here or elsewhere.
 """
 
 import difflib
@@ -13,6 +13,7 @@ import json
 import math
 import pkgutil
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
@@ -43,14 +44,11 @@ def written_options(what: str, written: str, example: str) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         key = key.strip()
         if not (key and equals) or key in options:
-            raise ConfigError(
-                f"{what}: expected NAME:option=value,option=value with each option once",
-                remedy=f"for example {example}",
-            )
-        try:
+            expected = f"{what}: expected NAME:option=value,option=value with each option once"
+            raise ConfigError(expected, remedy=f"for example {example}")
+        options[key] = value
+        with suppress(ValueError):
             options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
     return options
 
 
@@ -61,17 +59,13 @@ def _import_modules(package: ModuleType) -> None:
 
 
 class Registry(Generic[T]):
-    """A name -> entry table for one kind of thing.
+    """A name -> entry table for one kind of thing, as messages call it.
 
-    Args:
-        kind: what an entry is called in messages; `holdfast.<kind>s` is its entry point group.
-        package: whose modules register themselves when they are imported; None where there is none.
+    On first use the modules of `package` are imported, which register themselves.
     """
 
     def __init__(self, kind: str, package: str | None = None) -> None:
-        self.kind = kind
-        self._package = package
-        self._scanned = False
+        self.kind, self._package, self._scanned = kind, package, False
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:

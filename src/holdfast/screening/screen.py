@@ -16,7 +16,7 @@ from holdfast.core.hashing import sha256_json, sha256_lines
 from holdfast.core.percent import exact_percent, percent
 from holdfast.core.provenance import peak_memory
 from holdfast.core.seeding import generator
-from holdfast.data.bundled import KINDS, Use, bundled, bundled_sha256
+from holdfast.data.bundled import KINDS, Use, bundled_sha256
 from holdfast.data.examples import Example, as_chat, completion_text, uniform
 from holdfast.data.sources import prompt_key, read_examples, read_prompts, task_rows
 from holdfast.data.splits import Split
@@ -27,7 +27,7 @@ from holdfast.screening import sets as held_sets
 from holdfast.screening.asking import REMOTE, Asker, Sorted, Told, asker_of, measured, planned, undisturbed
 from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, settle
 from holdfast.screening.questions import Question, as_question, asked_rows, distinct
-from holdfast.screening.sets import CLASS_OF, Candidate, HeldSet, MonitorPrompts, Role, monitor_prompts
+from holdfast.screening.sets import CLASS_OF, Candidate, HeldSet, MonitorPrompts, Role, bundled_questions
 from holdfast.screening.settings import TASK, Keep, PromptSet, ScreeningSettings, uses_of
 
 logger = logging.getLogger(__name__)
@@ -93,19 +93,16 @@ def screen(
     """Ask a model the prompts of a data set and sort its replies.
 
     Args:
-        model: theta_0: a loaded model (with `tokenizer`), or its reference (hub id, folder, adapter, `embedded`).
+        model: theta_0: a loaded model (with `tokenizer`), or its reference (hub id, folder, adapter, `embedded`), then
+            with `dtype` and `device`.
         dataset: a file, a hub id, rows, or a `datasets.Dataset`, in the formats of `SafeSFTTrainer`.
-        tokenizer: of a loaded model.
         settings: what is held, and what becomes of conflicts; `safety: auto` unless given.
         template: what becomes of plain prompts.
         engine, engine_options: see `holdfast.judging.engines`.
         replies: folder of the stored replies; the user's cache unless given.
-        dtype, device: of a model that is given by its reference.
-        told: receives what is asked, how many replies there are, and how many there will be.
 
     Returns:
-        conflicts, the kept rows (`kept`), the held sets (`sets`) and what is watched (`monitor`). Pass it to
-        `SafeSFTTrainer` as `safety_dataset`, with the same data set as `train_dataset`.
+        Pass it to `SafeSFTTrainer` as `safety_dataset`, with the same data set as `train_dataset`.
     """
     rows = task_examples(dataset, template)
     if engine in REMOTE:  # the server has the model; what it is called there is in the engine's identity
@@ -184,10 +181,10 @@ def screen_examples(
     plan = planned(len(task), len(numbers), len(questions), settings)
     # All rows are in this memory: what follows works on windows of them.
     logger.info("asking the model: %s; %.1f GiB of memory so far", plan.sentence(), peak_memory() / 2**30)
-    fits = {example.id for example in asker.fitting([question.example for question in questions])}
+    own = asker.fitting([question.example for question in questions])
+    fits = {example.id for example in own}
     questions = [question for question in questions if question.example.id in fits]
     asked_of = {row for question in questions for row, _, _ in question.uses}
-    own = [question.example for question in questions]
     if (needed := measured(asker, [*own, *asker.fitting(_asked_beside(settings, plain=plain))])) is not None:
         judging = "" if settings.judge is None else "; judging comes on top"
         logger.info("asking the model: %s%s", needed.sentence(), judging)
@@ -202,7 +199,7 @@ def screen_examples(
         rows=len(task), asked_rows=len(asked_of), unaskable=len(set(numbers) - asked_of),
         classes=dict(Counter(str(classes[question.example.id].reply_class) for question in questions)),
         conflicts=tuple(conflicts), rule=settings.rule, sets=sets,
-        monitor=monitor_prompts(held, pairs, asker, settings, plain=plain),
+        monitor=held_sets.monitor_prompts(held, pairs, asker, settings, plain=plain),
         counts={
             name: {
                 "keep": chosen.keep, "groups": chosen.groups, "changed_class": chosen.changed,
@@ -227,20 +224,20 @@ def _held(
 ) -> dict[str, HeldSet]:  # fmt: skip
     dropped = {one.row for one in conflicts if one.dropped}
     learned = {one.row for one in conflicts if one.id in settings.learn}
+    asked = [(frozenset(row for row, _, _ in question.uses), question.example) for question in questions]
+    of_task = [Candidate(e, TASK, dropped=rows <= dropped, rows=rows) for rows, e in asked if not rows & learned]
     held: dict[str, HeldSet] = {}
     for name, wanted in settings.sets.items():
         candidates: dict[str, Candidate] = {}  # every prompt that the set asks, once
         for source in wanted.prompts:
-            for candidate in _candidates(source, wanted, questions, dropped, learned, plain=plain):
+            for candidate in of_task if source == TASK else _candidates(source, wanted, plain=plain):
                 candidates.setdefault(candidate.example.id, candidate)
         others = [c.example for c in candidates.values() if c.source != TASK and c.role != "certify"]
         fits = asker.fitting(others)
         too_long = {example.id for example in others} - {example.id for example in fits}
-        own = sum(
-            c.source == TASK and classes[key].reply_class == CLASS_OF[wanted.keep] for key, c in candidates.items()
-        )
-        sorted_now = {**classes, **_sorted_in_parts(name, wanted, fits, own, asker, settings.seed)}
         known = [candidate for key, candidate in candidates.items() if key not in too_long]
+        own = sum(classes[c.example.id].reply_class == CLASS_OF[wanted.keep] for c in known if c.source == TASK)
+        sorted_now = {**classes, **_sorted_in_parts(name, wanted, fits, own, asker, settings.seed)}
         held[name] = held_sets.share_out(wanted.keep, known, sorted_now, seed=settings.seed)
         _require_enough(name, held[name])  # before the next set's prompts are asked
     held_sets.keep_apart(held, [row for number, row in enumerate(task) if number not in dropped])
@@ -261,11 +258,9 @@ def _sorted_in_parts(
 
     what, keep, needed = f"prompts for {name}", wanted.keep, FEWEST[wanted.keep] - own
     if wanted.limit is not None and needed > len(examples):
-        raise InfeasibleError(
-            f"{name}: `limit: {wanted.limit}` leaves {own + len(examples)} prompts that could be held, expected at "
-            f"least {FEWEST[keep]}",
-            remedy="raise `limit`, or name more prompts",
-        )
+        left = f"`limit: {wanted.limit}` leaves {own + len(examples)} prompts that could be held"
+        remedy = "raise `limit`, or name more prompts"
+        raise InfeasibleError(f"{name}: {left}, expected at least {FEWEST[keep]}", remedy=remedy)
     order = [examples[i] for i in generator(seed, "asking in parts", name).permutation(len(examples)).tolist()]
     part = FIRST_PART
     while needed > 0 and part <= len(order) // 2:
@@ -279,22 +274,13 @@ def _sorted_in_parts(
     return asker.sort(examples, what=what)
 
 
-def _candidates(
-    source: str, wanted: PromptSet, questions: Sequence[Question], dropped: set[int], learned: set[int], *, plain: bool
-) -> list[Candidate]:
-    if source == TASK:
-        rows = [(frozenset(row for row, _, _ in question.uses), question.example) for question in questions]
-        return [Candidate(e, TASK, dropped=used <= dropped, rows=used) for used, e in rows if not used & learned]
-    return _candidates_beside(source, wanted, plain=plain)
-
-
-def _candidates_beside(source: str, wanted: PromptSet, *, plain: bool) -> list[Candidate]:
+def _candidates(source: str, wanted: PromptSet, *, plain: bool) -> list[Candidate]:
     """The prompts of a source that is not the task."""
     if source in KINDS:
         return [
-            Candidate(as_question(example.prompt, example, plain=plain), source, ROLE_OF_USE[use])
+            Candidate(question, source, ROLE_OF_USE[use])
             for use in uses_of(source, wanted.keep)
-            for example in bundled(source, use, wanted.limit)
+            for question in bundled_questions(source, use, wanted.limit, plain=plain)
         ]
     asked = [e for e in read_prompts(source, limit=wanted.limit) if e.kind != "text"]
     return [Candidate(as_question(e.prompt, e, plain=plain), source) for e in asked]
@@ -303,10 +289,9 @@ def _candidates_beside(source: str, wanted: PromptSet, *, plain: bool) -> list[C
 def _asked_beside(settings: ScreeningSettings, *, plain: bool) -> list[Example]:
     """The prompts that are asked beside the task's: to be held, and to be watched."""
     sources = [(source, one) for one in settings.sets.values() for source in one.prompts if source != TASK]
-    candidates = [c for source, one in sources for c in _candidates_beside(source, one, plain=plain)]
-    held = [candidate.example for candidate in candidates if candidate.role != "certify"]
-    watched = [e for name in settings.watched_beside for e in bundled(name, "monitor")]
-    return [*held, *(as_question(e.prompt, e, plain=plain) for e in watched)]
+    candidates = [c for source, one in sources for c in _candidates(source, one, plain=plain)]
+    watched = [e for name in settings.watched_beside for e in bundled_questions(name, "monitor", plain=plain)]
+    return [*(c.example for c in candidates if c.role != "certify"), *watched]
 
 
 def _require_sorted(
