@@ -89,18 +89,8 @@ def read_json(path: Path, problems: Problems) -> Rows:
             raise ValueError("expected one list of objects")
     except ValueError as error:
         problems.add(str(path), str(error), fatal=True)
-        return
-    for number, row in enumerate(rows):
-        yield f"{path} item {number}", row
-
-
-def _first_lines(reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a csv.reader with the line on which each begins; blank lines are no rows."""
-    first = reader.line_num + 1
-    for fields in reader:
-        if fields:
-            yield first, fields
-        first = reader.line_num + 1
+    else:
+        yield from ((f"{path} item {number}", row) for number, row in enumerate(rows))
 
 
 def read_delimited(path: Path, problems: Problems, *, delimiter: str) -> Rows:
@@ -113,14 +103,15 @@ def read_delimited(path: Path, problems: Problems, *, delimiter: str) -> Rows:
             if len(set(header)) != len(header):
                 problems.add(f"{path}:1", "a column name occurs twice", fatal=True)
                 return
-            for line, fields in _first_lines(reader):
-                where = f"{path}:{line}"
-                if len(fields) != len(header):
+            where = f"{path}:{reader.line_num + 1}"
+            for fields in reader:
+                if fields and len(fields) != len(header):
                     problems.add(where, f"expected {len(header)} fields, as in the header")
                 elif any("\0" in value for value in fields):
                     problems.add(where, "a NUL byte")
-                else:
+                elif fields:  # a blank line is no row
                     yield where, dict(zip(header, fields, strict=True))
+                where = f"{path}:{reader.line_num + 1}"
     except csv.Error as error:  # the parser cannot find the next row after this
         problems.add(f"{path}:{reader.line_num}", f"not valid {path.suffix[1:].upper()}: {error}", fatal=True)
     except UnicodeDecodeError as error:

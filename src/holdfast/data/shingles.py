@@ -3,14 +3,13 @@
 A shingle is common when more than `limit` texts hold it. The core of a text are its shingles none of whose words lies
 in a common shingle: what is left when templates, system prompts and jailbreak prefixes are cut away.
 
-Sets are similar where |A and B| / |A or B| >= 4/5, exactly, by prefix filtering. Values are numbered from rare to
-frequent. Whatever holds 4/5 of A holds one of its |A| - ceil(4/5 |A|) + 1 rarest values, and is looked for through
-these; of two similar sets each holds 4/5 of the other, so that their rarest values meet. Only what meets is compared.
+Sets are similar where |A and B| / |A or B| >= 4/5, exactly, by prefix filtering: whatever holds 4/5 of A holds one of
+its |A| - ceil(4/5 |A|) + 1 rarest values, and is looked for through these; of two similar sets each holds 4/5 of the
+other, so that their rarest values meet. Only what meets is compared.
 
 Where no text may be kept, prompts are recognised by marks: `text:HASH`, and where the text has three words or more
-`text:HASH SHINGLES`, the shingles' 64-bit hashes, ascending, eight bytes each, in base64. A shingle's hash depends on
-its three words alone. Of a text with a core they are those of its core: what many prompts of a set have in common
-recognises none of them.
+`text:HASH SHINGLES`, the 64-bit hashes of its core's shingles (of all, where it has no core), ascending, eight bytes
+each, in base64. A shingle's hash depends on its three words alone.
 """
 
 import base64
@@ -30,15 +29,10 @@ from holdfast.data.examples import Example, normalise, prompt_text
 
 NUMERATOR, DENOMINATOR = 4, 5
 WIDTH = 3
-MIN_WORDS = 5  # A shorter text has too few shingles for a ratio to mean anything
-MIN_CORE = MIN_WORDS - WIDTH + 1
-"""Shingles of a core that can be compared: as many as the shortest text with a ratio has."""
-COMMON_SHARE = 100
-COMMON_FLOOR = 10
-"""A shingle is common in over one of `COMMON_SHARE` texts and in over `COMMON_FLOOR` of them.
-
-One percent of a few hundred texts is a handful, which a family of variants reaches: ten and fewer are never common.
-"""
+MIN_WORDS = 5  # a shorter text has too few shingles for a ratio to mean anything
+MIN_CORE = MIN_WORDS - WIDTH + 1  # shingles of a core that can be compared: those of the shortest text with a ratio
+COMMON_SHARE = 100  # a shingle is common in over one of so many texts, and
+COMMON_FLOOR = 10  # in over so many: 1 % of a few hundred texts is a handful, which a family of variants reaches
 
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -62,7 +56,7 @@ def common_limit(texts: int) -> int:
 
 
 def distinct(values: Numbers) -> Numbers:
-    """The different values, ascending; by sorting, which is faster here than `np.unique`, which hashes."""
+    """The different values, ascending; faster here than `np.unique`, which hashes."""
     ordered = np.sort(values)
     return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
@@ -134,7 +128,7 @@ class Occurrences:
 def occurrences(
     texts: Sequence[str], *, limit: int | None, counted: int | None = None, min_words: int = MIN_WORDS
 ) -> Occurrences:
-    """Number the shingles of the texts that have `min_words`; the other arguments are those of `shingles_of`."""
+    """Number the shingles of the texts that have `min_words`; otherwise as `shingles_of`."""
     lengths, flat, vocabulary = _numbered(texts)
     owner = np.repeat(np.arange(len(texts)), lengths)
     first, last = owner[: -WIDTH + 1], owner[WIDTH - 1 :]
@@ -159,7 +153,7 @@ def occurrences(
 def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None = None) -> Shingles:
     """The sets of shingles of different normalised texts; common are those that more than `limit` texts hold.
 
-    None is common without a limit; only the first `counted` texts are asked for that, where it is given.
+    None is common without a limit. Only the first `counted` texts count, where that is given.
     """
     found = occurrences(texts, limit=limit, counted=counted)
     short = np.flatnonzero(found.lengths < MIN_WORDS)  # theirs come first: each is in one text
@@ -168,9 +162,7 @@ def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None 
     held = found.text * total + found.shingle + len(short)
     every = _sets(np.concatenate([alone, held]), total, len(texts))
     common = len(short) + found.common
-    if common == total:
-        return Shingles(every, common, every, found.lengths)
-    core = _sets(np.concatenate([alone, held[found.free]]), total, len(texts))
+    core = every if common == total else _sets(np.concatenate([alone, held[found.free]]), total, len(texts))
     return Shingles(every, common, core, found.lengths)
 
 
@@ -291,12 +283,9 @@ def shingle_hashes(texts: list[str]) -> list[Hashes]:
     digests = (blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest() for word in found.vocabulary)
     of_words = np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
     hashes = _mixed(of_words[found.flat[at[:, None] + np.arange(WIDTH)]])
-    order = np.lexsort((hashes, text))
-    text, hashes = text[order], hashes[order]
-    new = np.ones(len(text), dtype=np.bool_)
-    new[1:] = (text[1:] != text[:-1]) | (hashes[1:] != hashes[:-1])
-    text, hashes = text[new], hashes[new]
-    return np.split(hashes, np.searchsorted(text, np.arange(1, len(texts)))) if texts else []
+    order = np.argsort(text, kind="stable")
+    ends = np.searchsorted(text[order], np.arange(1, len(texts)))
+    return [np.unique(own) for own in np.split(hashes[order], ends)] if texts else []
 
 
 def _mixed(parts: Hashes) -> Hashes:

@@ -24,8 +24,8 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
+from holdfast.data.examples import CALLS, TOOLS, has_tools, spelled_out, tools_of
 from holdfast.data.rows import ROLES
-from holdfast.data.tool_calls import has_tools, require_tool_template, spelled_out, tools_of
 
 logger = logging.getLogger(__name__)
 
@@ -106,11 +106,12 @@ def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> An
 
 
 def _spelled_out(tokenizer: Any, turns: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """A conversation as the template takes it, and its tools."""
-    if not has_tools(turns):
-        return turns, None
-    require_tool_template(tokenizer.chat_template, turns, _name(tokenizer))
-    return spelled_out(turns), tools_of(turns)
+    """A conversation as the template takes it, and its tools, which no template leaves out without a word."""
+    for key in (TOOLS, CALLS):
+        if any(key in turn for turn in turns) and key not in str(tokenizer.chat_template):
+            what = f"a conversation has {key}, and the chat template of {_name(tokenizer)} does not render them"
+            raise DataError(what, remedy="use a model whose template knows tools, or leave these rows out")
+    return (spelled_out(turns), tools_of(turns)) if has_tools(turns) else (turns, None)
 
 
 def _rendered(tokenizer: Any, conversations: Sequence[Any], tools: Any, **options: Any) -> Any:

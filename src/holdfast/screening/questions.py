@@ -23,8 +23,7 @@ from itertools import zip_longest
 from typing import Final, Literal, TypeAlias
 
 from holdfast.core.hashing import sha256_text
-from holdfast.data.examples import Example, Turns, as_turns, completion_text, make_example, prompt_text, said
-from holdfast.data.tool_calls import TOOLS
+from holdfast.data.examples import TOOLS, Example, Turns, as_turns, completion_text, make_example, prompt_text, said
 
 Form: TypeAlias = Literal["own", "alone", "turn", "bare"]
 
