@@ -1,7 +1,6 @@
 """Generic refusals, and their tokens after any prompt.
 
-A refusal of `GENERIC` fits every prompt, so that it can stand in for a reply that a model should prefer. `refused` puts
-one in the place of an example's reply; `RefusalTokens` does the same where only token ids are left of an example.
+A refusal of `GENERIC` fits every prompt, so that it can stand in for a reply that a model should prefer.
 """
 
 from collections.abc import Sequence
@@ -41,10 +40,10 @@ class RefusalTokens:
     """Token ids of every refusal as a reply to a prompt of which only the ids are known.
 
     A chat template renders a reply in the same way after every prompt, and a plain reply is a string put behind the
-    prompt, so the ids of a reply do not depend on the prompt; only on which of three forms the prompt has. It is
-    conversational if it ends with what the template puts before a reply; otherwise plain, and the reply begins with a
-    blank or not, like the row's own. Where a reply begins with blanks, a tokenizer may join them with the end of what
-    the template puts there: a token of it may then be missing, or blanks may follow, and it is put right first.
+    prompt, so a reply's ids depend only on which of three forms the prompt has. It is conversational if it ends with
+    what the template puts before a reply; otherwise plain, and the reply begins with a blank or not, like the row's
+    own. Where a reply begins with blanks, a tokenizer may join them with the end of what the template puts there; a
+    token of it may then be missing, or blanks may follow, and it is put right first.
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy as np
 
@@ -106,9 +106,8 @@ def _deduplicate(examples: Sequence[Example]) -> list[Example]:
 def _build(
     chosen: Sequence[Sequence[Example]], duplicates: int, seed: int | None, fractions: Fractions | None
 ) -> Split:
-    every = [example for members in chosen for example in members]
     completions: dict[str, set[str]] = defaultdict(set)
-    for example in every:
+    for example in (example for members in chosen for example in members):
         completions[normalise(prompt_text(example))].add(completion_text(example))
     contradictory = sum(len(different) > 1 for different in completions.values())
     blank = SplitRecord(
@@ -145,10 +144,9 @@ def split_from_roles(
 
 def require_disjoint(split: Split) -> None:
     """Prove that no two roles share a prompt, exact after normalisation or nearly."""
-    roles, found, counts = split.roles, list[str](), list[str]()
-    every = [text for members in roles.values() for text in _prompts(members)]
-    for first, second in (("constraint", "monitor"), ("constraint", "certify"), ("monitor", "certify")):
-        a, b = roles[first], roles[second]
+    found, counts = list[str](), list[str]()
+    every = [text for members in split.roles.values() for text in _prompts(members)]
+    for (first, a), (second, b) in combinations(split.roles.items(), 2):
         if pairs := matches(_prompts(a), _prompts(b), among=every):
             same = sum(normalise(prompt_text(a[i])) == normalise(prompt_text(b[j])) for i, j in pairs)
             counts.append(f"{first} and {second}: {same} equal and {len(pairs) - same} nearly equal pairs")
@@ -197,8 +195,11 @@ def move_leaks(split: Split, task_texts: Sequence[str]) -> Split:
         return split
     labels = clusters(_prompts(split.certify))
     touched = {labels[i] for i in leaking}
-    moved = [e for e, label in zip(split.certify, labels, strict=True) if label in touched]
-    if not (kept := [e for e, label in zip(split.certify, labels, strict=True) if label not in touched]):
+    moved, kept = (
+        [e for e, label in zip(split.certify, labels, strict=True) if (label in touched) == leaks]
+        for leaks in (True, False)
+    )
+    if not kept:
         what = f"all {len(moved)} certify prompts occur in the task data; none would be left to certify on"
         raise DataError(what, remedy="add safety examples whose prompts are not in the task data")
     record = replace(split.record, moved_from_certify=split.record.moved_from_certify + len(moved))

@@ -1,9 +1,7 @@
 """The prompt templates of the protocol, put into the tokenizer, so that one place renders every prompt.
 
 Training, generation, scoring and the saved adapter all go through `apply_chat_template` of one tokenizer, and
-`use_template` decides what that renders. `none` renders nothing: prompts and replies are plain strings, joined as they
-are.
-
+`use_template` decides what that renders; `none` renders nothing: prompts and replies are strings, joined as they are.
 The alpaca format, as text:
 
     <preamble>
@@ -14,8 +12,7 @@ The alpaca format, as text:
     ### Response:
     <reply><EOS>
 
-where a task's prompt (`tasks.user_text`) of an instruction and an input has `### Input:` between them, and its own
-preamble.
+where a task's prompt (`tasks.user_text`) with an input has `### Input:` before that, and its own preamble.
 """
 
 import logging
@@ -35,8 +32,8 @@ MAX_SAID = 200
 
 INPUT_MARK = "\n\n### Input:\n"
 NO_THINKING = "{%- set enable_thinking = false %}"
-# Some templates write today's date into the prompt: a model would be trained, resumed and evaluated on other prompts
-# each day. The day is the one that Llama 3's template falls back to.
+# Some templates write today's date: a model would be trained, resumed and evaluated on other prompts each day. The day
+# is the one that Llama 3's template falls back to.
 ONE_DAY = (
     "{%- macro strftime_now(form) -%}"
     "{{- {'%Y-%m-%d': '2024-07-26', '%d %B %Y': '26 July 2024'}.get(form, '26 Jul 2024') -}}"
@@ -72,10 +69,8 @@ _BOS = "{{- bos_token -}}"
 def use_template(tokenizer: Any, template: Template) -> None:
     """Set `tokenizer.chat_template`.
 
-    - chat: the tokenizer's own, with thinking switched off where it has a switch named `enable_thinking`, and one
-      fixed day where it asks for today's date (`strftime_now`).
-    - alpaca: the format above; it begins with BOS where the tokenizer begins plain text with it.
-    - none: left as it is.
+    `chat`: the tokenizer's own, without thinking (`enable_thinking`), and with one fixed day where it asks for today's
+    date (`strftime_now`); `alpaca`: the format above, with BOS where plain text begins with it; `none`: as it is.
     """
     if known_template(template) == "alpaca":
         if tokenizer.eos_token is None:
@@ -93,10 +88,7 @@ def use_template(tokenizer: Any, template: Template) -> None:
 
 
 def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> Any:
-    """`tokenizer.apply_chat_template` of one conversation or several, with their tools (`tool_calls`).
-
-    Of several with tools the ids, or the texts, are all that is returned.
-    """
+    """`tokenizer.apply_chat_template` of one conversation or several; of several with tools, the ids or texts alone."""
     if not conversations or isinstance(conversations[0], dict):
         return _rendered(tokenizer, *_spelled_out(tokenizer, conversations), **options)
     if not any(has_tools(turns) for turns in conversations):
@@ -117,8 +109,8 @@ def _spelled_out(tokenizer: Any, turns: Sequence[Any]) -> tuple[Sequence[Any], A
 def _rendered(tokenizer: Any, conversations: Sequence[Any], tools: Any, **options: Any) -> Any:
     """With whatever a template raises told in one line.
 
-    A template is foreign, and what it raises may hold the conversation or control characters: of that only a text
-    that stands in the template itself is repeated.
+    A template is foreign, and what it raises may hold the conversation or control characters: only a text that stands
+    in the template itself is repeated.
     """
     try:
         return tokenizer.apply_chat_template(conversations, **options, **({} if tools is None else {"tools": tools}))
@@ -163,8 +155,5 @@ def _warn_if_replies_begin_elsewhere(tokenizer: Any) -> None:
     opened = rendered(tokenizer, [asked], tokenize=False, add_generation_prompt=True)
     finished = rendered(tokenizer, [asked, reply], tokenize=False)
     if not finished.startswith(opened):
-        logger.warning(
-            "the chat template of %s opens a reply in generation otherwise than in training: part of the opening will"
-            " be trained on as reply",
-            _name(tokenizer),
-        )
+        said = "opens a reply in generation otherwise than in training: part of the opening will be trained on as reply"
+        logger.warning("the chat template of %s %s", _name(tokenizer), said)
