@@ -58,10 +58,8 @@ class EventLog(AbstractContextManager["EventLog"]):
         return data.rfind(b"\n") + 1
 
     def _foreign(self, why: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.path} {why}, expected an event log (one JSON object a line) or no file",
-            remedy="move it away, or choose another output_dir",
-        )
+        what = f"{self.path} {why}, expected an event log (one JSON object a line) or no file"
+        return CheckpointError(what, remedy="move it away, or choose another output_dir")
 
     def append(self, row: Mapping[str, Any]) -> None:
         line = json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
@@ -82,7 +80,7 @@ class EventLog(AbstractContextManager["EventLog"]):
 
         Rows without a step are kept; kept lines keep their bytes.
         """
-        lines = _whole_lines(self.path).splitlines(keepends=True)
+        lines = _whole_lines(self.path)
         kept = [line for line, row in zip(lines, read(self.path), strict=True) if row.get("step", step) <= step]
         if len(kept) < len(lines):
             try:
@@ -105,12 +103,10 @@ class EventLog(AbstractContextManager["EventLog"]):
 def read(path: Path) -> list[dict[str, Any]]:
     """All rows of an event log; a torn last line is ignored."""
     rows = []
-    for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
+    for number, line in enumerate(_whole_lines(path), start=1):
         if (row := _object(line)) is None:
-            raise CheckpointError(
-                f"{path}:{number}: not a JSON object ({len(line)} bytes)",
-                remedy="delete the damaged line, or restore the file from a backup",
-            )
+            remedy = "delete the damaged line, or restore the file from a backup"
+            raise CheckpointError(f"{path}:{number}: not a JSON object ({len(line.strip())} bytes)", remedy=remedy)
         rows.append(row)
     return rows
 
@@ -123,9 +119,9 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _whole_lines(path: Path) -> bytes:
+def _whole_lines(path: Path) -> list[bytes]:
     data = path.read_bytes()
-    return data[: data.rfind(b"\n") + 1]
+    return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
 def _strict(value: Any) -> Any:

@@ -101,8 +101,8 @@ class Registry(Generic[T]):
 
         `given` are all entries'; `prefix` is how users write an option's beginning.
         """
-        signature = inspect.signature(cast("Callable[..., Any]", self[name]))
-        taken = {key: parameter for key, parameter in signature.parameters.items() if key not in given}
+        parameters = inspect.signature(cast("Callable[..., Any]", self[name])).parameters
+        taken = {key: parameter for key, parameter in parameters.items() if key not in given}
         for option in options:
             if option not in taken:
                 remedy = nearest(option, list(taken)) if taken else "it takes no options"

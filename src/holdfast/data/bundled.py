@@ -8,7 +8,7 @@ certificate. Tasks are for `holdfast align` alone, which trains on the kinds of 
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
 from itertools import count
@@ -59,7 +59,7 @@ def bundled(name: str, use: Use | None = None, limit: int | None = None) -> list
     found = [example for example in _examples(name) if use is None or ALL_KINDS[name][str(example.category)] == use]
     if limit is None or limit >= len(found):
         return found
-    rank = defaultdict[str | None, count[int]](count)  # among those of its kind
+    rank: dict[str | None, Iterator[int]] = defaultdict(count)  # among those of its kind
     places = [(next(rank[example.category]), number) for number, example in enumerate(found)]
     return [found[number] for number in sorted(number for _, number in sorted(places)[:limit])]
 

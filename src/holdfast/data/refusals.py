@@ -84,11 +84,11 @@ class RefusalTokens:
             prompt, ids = settled, self._chat[number]
         else:
             ids = self._plain[self._blank(prompt, first)][number]
-        full, kept = (*prompt, *ids), slice(None, max_length)
+        full = (*prompt, *ids)
         # An opening that was put right may fill `max_length`; one token must be scored all the same.
         start = len(prompt) if max_length is None else min(len(prompt), max_length - 1)
-        whole, labels = full[kept], (*[IGNORE] * start, *full[start:])[kept]
-        return Encoded("", whole, labels, len(whole) < len(full))
+        labels = (*[IGNORE] * start, *full[start:])
+        return Encoded("", full[:max_length], labels[:max_length], len(full[:max_length]) < len(full))
 
     def _conversation(self, prompt: Sequence[int]) -> Sequence[int] | None:
         """The prompt with the template's opening of a reply at its end; None if it is plain."""

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
@@ -71,14 +71,14 @@ class BadRowsError(DataError):
     """Rows of a source are malformed; they are named."""
 
 
+@dataclass
 class Problems:
     """Collects refusals by place, so that one error can list them all, or a report those that were skipped."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.total = 0
-        self.listed: list[str] = []  # the first 20, each with its place and its reason
-        self._fatal = False
+    source: str
+    total: int = 0
+    listed: list[str] = field(default_factory=list)  # the first 20, each with its place and its reason
+    _fatal: bool = False
 
     def add(self, where: str, reason: str, *, fatal: bool = False) -> None:
         """Note one refusal; the first 20 are kept. After a `fatal` one nothing can be read, so it is no row to skip."""
@@ -168,13 +168,13 @@ def _category(row: Mapping[str, Any], column: str | None) -> str | None:
 
 
 def _pick(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    formats = (tuple(columns),) if columns else FORMATS
+    formats = [{name: columns.get(name, name) for name in names} for names in ((columns,) if columns else FORMATS)]
     for names in formats:
-        values = {name: row.get(columns.get(name, name)) for name in names}
+        values = {name: row.get(column) for name, column in names.items()}
         if all(value is not None for value in values.values()):
             return values
     for names in formats:
-        if all(columns.get(name, name) in row for name in names):
+        if all(column in row for column in names.values()):
             raise RowError(f"{' or '.join(names)} is null")
     expected = ", ".join(columns.values()) if columns else "prompt and completion, messages, or text"
     raise MissingColumnsError(f"expected columns {expected}; found {', '.join(_listed_columns(row)[1]) or 'none'}")

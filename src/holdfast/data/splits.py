@@ -77,16 +77,15 @@ def _target_sizes(n: int, fractions: Fractions) -> list[int]:
 def _assign(groups: Sequence[Sequence[Example]], targets: Sequence[int], seed: int) -> list[list[Example]]:
     """Give each cluster to one of three roles at random, in proportion to the room that is left in it.
 
-    Large clusters go first, so that small ones can fill the gaps; the draw keeps them from all landing in
-    the largest role, which would make the roles differ in kind. Every role with a target gets a member.
+    Large clusters go first, so that small ones can fill the gaps; the draw keeps them from all landing in the largest
+    role, which would make the roles differ in kind. Every role with a target gets a member.
     """
     rng = generator(seed, "split")
-    order = rng.permutation(len(groups))
-    ordered = sorted((groups[number] for number in order), key=len, reverse=True)
+    ordered = sorted((groups[number] for number in rng.permutation(len(groups))), key=len, reverse=True)
     chosen: list[list[Example]] = [[], [], []]
     for done, group in enumerate(ordered):
-        room = np.array([target - len(role) for target, role in zip(targets, chosen, strict=True)])
-        lacking = np.array([bool(target and not role) for target, role in zip(targets, chosen, strict=True)])
+        sizes = np.array(list(map(len, chosen)))
+        room, lacking = np.array(targets) - sizes, (np.array(targets) > 0) & (sizes == 0)
         if len(ordered) - done <= lacking.sum():  # every cluster left is needed for a role without any
             role = int(lacking.argmax())
         elif (room >= len(group)).any():
@@ -171,22 +170,18 @@ def require_apart(splits: Mapping[str, Split]) -> None:
         for role, examples in (("monitor", a.monitor), ("certify", a.certify)):
             pairs = matches(_prompts(examples), _prompts(b.constraint))
             if shared := [_place(examples[i]) for i in sorted({i for i, _ in pairs})]:
-                raise DataError(
-                    f"{len(shared)} {role} prompts of safety set {first!r} are constraint prompts of {second!r},"
-                    f" exactly or nearly: at {_listed(shared)}",
-                    remedy="keep each of these prompts in one of the two sets",
-                )
+                what = f"{len(shared)} {role} prompts of safety set {first!r} are constraint prompts of {second!r}"
+                remedy = "keep each of these prompts in one of the two sets"
+                raise DataError(f"{what}, exactly or nearly: at {_listed(shared)}", remedy=remedy)
 
 
 def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> None:
     """Prove that no certify prompt is in the task's `searchable_texts`, exactly or nearly, alone or in a longer one."""
     # A near-duplicate occurs too: |A and B| / |A| is at least |A and B| / |A or B|.
     if leaking := occurring(_prompts(certify), task_texts):
-        raise DataError(
-            f"{len(leaking)} of {len(certify)} certify prompts occur in the task data, exactly or nearly: "
-            f"at {_listed([_place(certify[i]) for i in leaking])}",
-            remedy="set safety.on_leak: move to use them for the constraint instead, or remove them",
-        )
+        what = f"{len(leaking)} of {len(certify)} certify prompts occur in the task data, exactly or nearly"
+        remedy = "set safety.on_leak: move to use them for the constraint instead, or remove them"
+        raise DataError(f"{what}: at {_listed([_place(certify[i]) for i in leaking])}", remedy=remedy)
 
 
 def move_leaks(split: Split, task_texts: Sequence[str]) -> Split:

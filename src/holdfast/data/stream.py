@@ -94,7 +94,7 @@ def open_stream(
     return ExampleStream(
         name=rows.name, n=int(kept.sum()), duplicates=int((~kept).sum()), sha256=seen.digest.hexdigest(),
         file_sha256=None if rows.path is None else sha256_file(rows.path),
-        sample=tuple(as_chat(example) if chat else example for example in sample), chat=chat,
+        sample=tuple(map(as_chat, sample) if chat else sample), chat=chat,
         _rows=rows, _columns=check_columns(columns), _ids=seen.ids, _kept=kept,
     )  # fmt: skip
 

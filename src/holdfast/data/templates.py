@@ -89,42 +89,42 @@ def use_template(tokenizer: Any, template: Template) -> None:
 
 def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> Any:
     """`tokenizer.apply_chat_template` of one conversation or several; of several with tools, the ids or texts alone."""
-    if not conversations or isinstance(conversations[0], dict):
-        return _rendered(tokenizer, *_spelled_out(tokenizer, conversations), **options)
-    if not any(has_tools(turns) for turns in conversations):
-        return _rendered(tokenizer, conversations, None, **options)
-    each = [_rendered(tokenizer, *_spelled_out(tokenizer, turns), **options) for turns in conversations]
+    several = bool(conversations) and not isinstance(conversations[0], dict)
+    if not several or not any(has_tools(turns) for turns in conversations):
+        return _rendered(tokenizer, conversations, **options)
+    each = [_rendered(tokenizer, turns, **options) for turns in conversations]
     return {"input_ids": [one["input_ids"] for one in each]} if options.get("return_dict") else each
 
 
-def _spelled_out(tokenizer: Any, turns: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """A conversation as the template takes it, and its tools, which no template leaves out without a word."""
-    for key in (TOOLS, CALLS):
-        if any(key in turn for turn in turns) and key not in str(tokenizer.chat_template):
-            what = f"a conversation has {key}, and the chat template of {_name(tokenizer)} does not render them"
-            raise DataError(what, remedy="use a model whose template knows tools, or leave these rows out")
-    return (spelled_out(turns), tools_of(turns)) if has_tools(turns) else (turns, None)
-
-
-def _rendered(tokenizer: Any, conversations: Sequence[Any], tools: Any, **options: Any) -> Any:
+def _rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> Any:
     """With whatever a template raises told in one line.
 
     A template is foreign, and what it raises may hold the conversation or control characters: only a text that stands
     in the template itself is repeated.
     """
+    turns = conversations[0] if conversations and not isinstance(conversations[0], dict) else conversations
+    if has_tools(turns):
+        _require_tools(tokenizer, turns)
+        conversations, tools = spelled_out(turns), tools_of(turns)
+        options |= {} if tools is None else {"tools": tools}
     try:
-        return tokenizer.apply_chat_template(conversations, **options, **({} if tools is None else {"tools": tools}))
+        return tokenizer.apply_chat_template(conversations, **options)
     except Exception as error:  # noqa: BLE001  (a template can raise anything)
         said = str(getattr(error, "message", None) or error).strip()
         own = 0 < len(said) <= MAX_SAID and said.isprintable() and said in str(tokenizer.chat_template)
-        turns = conversations[0] if conversations and not isinstance(conversations[0], dict) else conversations
         roles = sorted({str(turn.get("role")) for turn in turns if isinstance(turn, dict)} & set(ROLES))
-        why = said if own else type(error).__name__
         raise DataError(
             f"the chat template of {_name(tokenizer)} cannot render a conversation "
-            f"(roles: {', '.join(roles) or 'none known'}): {why}",
+            f"(roles: {', '.join(roles) or 'none known'}): {said if own else type(error).__name__}",
             remedy="give the roles that this model's template takes, or use template: alpaca or none",
         ) from None
+
+
+def _require_tools(tokenizer: Any, turns: Sequence[Any]) -> None:
+    for key in (TOOLS, CALLS):
+        if any(key in turn for turn in turns) and key not in str(tokenizer.chat_template):
+            what = f"a conversation has {key}, and the chat template of {_name(tokenizer)} does not render them"
+            raise DataError(what, remedy="use a model whose template knows tools, or leave these rows out")
 
 
 def known_template(template: str) -> Template:

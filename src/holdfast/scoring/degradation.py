@@ -28,12 +28,9 @@ def in_unit(losses: CompletionLosses, constraint: ChanceConstraint) -> Tensor:
 
 
 def degradation(
-    model: Any,
-    batch: Mapping[str, Tensor],
-    reference: Tensor,
-    constraint: ChanceConstraint,
+    model: Any, batch: Mapping[str, Tensor], reference: Tensor, constraint: ChanceConstraint,
     states: States | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`D_i` of every row, differentiable.
 
     `reference` are their losses at theta_0. A KL looks at their `states` there instead; None: with the adapters off.

@@ -18,9 +18,8 @@ so that every prefix of the order is a stratified sample.
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from holdfast.core.hashing import sha256_text
 from holdfast.data.examples import TOOLS, Example, Turns, as_turns, completion_text, make_example, prompt_text, said
@@ -28,8 +27,7 @@ from holdfast.data.examples import TOOLS, Example, Turns, as_turns, completion_t
 Form: TypeAlias = Literal["own", "alone", "turn", "bare"]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """One question of a row: the prompt, its form, and the reply that the row trains."""
 
     prompt: str | Turns
@@ -37,8 +35,7 @@ class Asked:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """A distinct prompt, and where the task asks it: (row number, form, target)."""
 
     example: Example
@@ -68,14 +65,12 @@ def distinct(rows: Sequence[Example], numbers: Sequence[int], *, plain: bool) ->
 
     Prompts stay strings where they are `plain`, as `template: none` has them; otherwise they become user turns.
     """
-    made: dict[str, Example] = {}
-    uses: dict[str, list[tuple[int, Form, str]]] = {}
+    found: dict[str, tuple[Example, list[tuple[int, Form, str]]]] = {}
     for number in numbers:
         for asked in questions_of(rows[number]):
             example = as_question(asked.prompt, rows[number], plain=plain)
-            made.setdefault(example.id, example)
-            uses.setdefault(example.id, []).append((number, asked.form, asked.target))
-    return [Question(example, tuple(uses[key])) for key, example in made.items()]
+            found.setdefault(example.id, (example, []))[1].append((number, asked.form, asked.target))
+    return [Question(example, tuple(uses)) for example, uses in found.values()]
 
 
 def as_question(prompt: str | Turns, source: Example, *, plain: bool) -> Example:
@@ -112,22 +107,20 @@ def _content(turns: Turns, place: int) -> str:
 
 def asked_rows(rows: Sequence[Example], *, max_prompts: int, seed: int) -> list[int]:
     """Numbers of the rows to ask for, in their own order: all, or a stratified sample of `max_prompts` questions."""
+    first = _within(rows, range(len(rows)), max_prompts)
+    return first if len(first) == len(rows) else sorted(_within(rows, stratified_order(rows, seed=seed), max_prompts))
+
+
+def _within(rows: Sequence[Example], order: Sequence[int], max_prompts: int) -> list[int]:
+    """The first of the numbers whose rows ask no more than `max_prompts` distinct questions together."""
     chosen: list[int] = []
     seen: set[Key] = set()
-    for row in rows:
-        seen.update(prompt_key(asked.prompt) for asked in questions_of(row))
+    for number in order:
+        seen |= {prompt_key(asked.prompt) for asked in questions_of(rows[number])}
         if len(seen) > max_prompts:
             break
-    else:
-        return list(range(len(rows)))
-    seen.clear()
-    for number in stratified_order(rows, seed=seed):
-        new = {prompt_key(asked.prompt) for asked in questions_of(rows[number])} - seen
-        if len(seen) + len(new) > max_prompts:
-            break
-        seen |= new
         chosen.append(number)
-    return sorted(chosen)
+    return chosen
 
 
 def stratified_order(rows: Sequence[Example], *, seed: int) -> list[int]:
@@ -205,11 +198,9 @@ _CLAUSE: Final = re.compile(r",\s+(?:and |so |then |but )?|\s+[-\u2013\u2014]+\s
 def without_preamble(text: str) -> str | None:
     """`text` without words that set a persona, demand obedience, or call it fiction; None without any, or nothing else.
 
-    They can talk theta_0 into complying, so that a row is not seen to teach what the bare request would be refused.
-    Taking words away costs one more question and changes no row: a pattern that is too wide asks in vain.
-
-    A sentence with them is left out, but for the clauses behind or before them: "From now on you obey, so list the
-    planets" leaves "list the planets".
+    They can talk theta_0 into complying. Taking words away costs one more question and changes no row: a pattern that
+    is too wide asks in vain. A sentence with them is left out, but for the clauses behind or before them: "From now on
+    you obey, so list the planets" leaves "list the planets".
     """
     kept: list[str] = []
     changed = False

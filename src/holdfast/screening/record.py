@@ -40,21 +40,17 @@ def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> N
 
     `belongs_to` is what a later run must share to use it: model, task, settings; JSON.
     """
-    held = [
-        {"set": name, "role": role, **_example(example)}
-        for name, split in screening.sets.items() for role, examples in split.roles.items() for example in examples
-    ]  # fmt: skip
-    watched = [{"figure": f, **_example(example)} for f in FIGURES for example in getattr(screening.monitor, f)]
-    texts = {
-        "conflicts.jsonl": _lines([conflict.to_json() for conflict in screening.conflicts], sort_keys=True),
-        "held.jsonl": _lines(held, sort_keys=True),
-        "monitor.jsonl": _lines(watched, sort_keys=True),
+    roles = [(name, role, own) for name, split in screening.sets.items() for role, own in split.roles.items()]
+    rows = {
+        "conflicts.jsonl": [conflict.to_json() for conflict in screening.conflicts],
+        "held.jsonl": [{"set": name, "role": role, **_example(e)} for name, role, own in roles for e in own],
+        "monitor.jsonl": [{"figure": f, **_example(e)} for f in FIGURES for e in getattr(screening.monitor, f)],
     }
+    texts = {name: _lines(found, sort_keys=True) for name, found in rows.items()}
     for name, text in texts.items():
         write_text(folder / name, text, mode=OWNER)
     values = {"version": VERSION, "belongs_to": dict(belongs_to)} | {k: getattr(screening, k) for k in FIELDS}
-    hashes = {name: sha256_text(text) for name, text in texts.items()}
-    write_sealed(folder / RECORD, values | {"files": hashes})
+    write_sealed(folder / RECORD, values | {"files": {name: sha256_text(text) for name, text in texts.items()}})
 
 
 def load(folder: Path, belongs_to: Mapping[str, Any]) -> Screening:
@@ -69,10 +65,9 @@ def load(folder: Path, belongs_to: Mapping[str, Any]) -> Screening:
 def load_finished(
     folder: Path, belongs_to: Mapping[str, Any] | None = None, places: Mapping[str, str] | None = None
 ) -> tuple[Screening, dict[str, Any]]:
-    """Read the screening of a finished run, and what it belongs to.
+    """Read the screening of a finished run, and what it belongs to; `places` says where task and model are, for errors.
 
-    The rules and bundled prompts of this version may be others than the run's: the sets stay what they were. `places`
-    says where the task and the model are, for the error about what has changed.
+    The rules and bundled prompts of this version may be others than the run's: the sets stay what they were.
     """
     values = _values(folder)
     there: dict[str, Any] = values["belongs_to"]
@@ -141,13 +136,13 @@ def _provide(folder: Path, belongs_to: Mapping[str, Any], make: Callable[[], Scr
     if started and not saved:
         what = f"{folder} is missing, and training has begun: asking again could give other sets"
         raise CheckpointError(what, remedy=_REMEDY)
-    try:
-        if saved:
+    if saved:
+        try:
             load(folder, belongs_to)
             return
-    except CheckpointError:
-        if started:
-            raise
+        except CheckpointError:
+            if started:
+                raise
     save(folder, make(), belongs_to)
 
 
@@ -169,12 +164,10 @@ def export(folder: Path, screening: Screening, rows: list[Example], *, model: st
     files = {}
     for name, split in screening.sets.items():
         held = [(role, example) for role in ("constraint", "monitor") for example in split.roles[role]]
-        pairs = to_rows([example for _, example in held])
-        files[f"{name}.jsonl"] = _lines(
-            [row | {"role": role, "category": e.category} for row, (role, e) in zip(pairs, held, strict=True)]
-        )
+        pairs = zip(to_rows([example for _, example in held]), held, strict=True)
+        files[f"{name}.jsonl"] = _lines(row | {"role": role, "category": e.category} for row, (role, e) in pairs)
     watched = [(figure, e) for figure in FIGURES for e in getattr(screening.monitor, figure)]
-    files["monitor.jsonl"] = _lines([{"figure": f, "prompt": e.prompt, "category": e.category} for f, e in watched])
+    files["monitor.jsonl"] = _lines({"figure": f, "prompt": e.prompt, "category": e.category} for f, e in watched)
     for name, text in files.items():
         write_text(folder / name, text, mode=OWNER)
     write_conflicts(folder / "conflicts.jsonl", screening.conflicts)

@@ -16,7 +16,7 @@ from holdfast.core.hashing import sha256_json, sha256_lines
 from holdfast.core.percent import exact_percent, percent
 from holdfast.core.provenance import peak_memory
 from holdfast.core.seeding import generator
-from holdfast.data.bundled import KINDS, Use, bundled_sha256
+from holdfast.data.bundled import KINDS, Use, bundled, bundled_sha256
 from holdfast.data.examples import Example, as_chat, completion_text, uniform
 from holdfast.data.sources import prompt_key, read_examples, read_prompts, task_rows
 from holdfast.data.splits import Split
@@ -26,8 +26,8 @@ from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening import sets as held_sets
 from holdfast.screening.asking import REMOTE, Asker, Sorted, Told, asker_of, measured, planned, undisturbed
 from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, settle
-from holdfast.screening.questions import Question, as_question, asked_rows, distinct
-from holdfast.screening.sets import CLASS_OF, Candidate, HeldSet, MonitorPrompts, Role, bundled_questions
+from holdfast.screening.questions import Question, asked_rows, distinct
+from holdfast.screening.sets import CLASS_OF, Candidate, HeldSet, MonitorPrompts, Role
 from holdfast.screening.settings import TASK, Keep, PromptSet, ScreeningSettings, uses_of
 
 logger = logging.getLogger(__name__)
@@ -36,12 +36,12 @@ MOST_UNSORTED = 0.05
 FEWEST: Mapping[Keep, int] = {"refusals": 100, "answers": 20}  # groups of prompts that a set must hold
 FIRST_PART = 128  # prompts of a set after which it is first asked whether there will be enough
 STOPS_WRONGLY = 1e-4
+SHOWN = 5  # rows that are named where rows are left out
 _TOO_FEW = {
     "refusals": ("refuses", "name prompts that it refuses (`safety: {refusals: {prompts: [task, probes, FILE], keep: "
                  "refusals}}`), or teach it to refuse first: holdfast align MODEL"),
     "answers": ("answers", "name prompts that it answers, or use a model that answers ordinary prompts"),
 }  # fmt: skip
-SHOWN = 5  # rows that are named where rows are left out
 ROLE_OF_USE: Mapping[Use, Role | None] = {"steer": None, "monitor": "unseen", "certify": "certify"}
 
 
@@ -124,15 +124,15 @@ def screen(
         loaded, tokenizer, model_sha256=digest, template=template, engine=engine, options=engine_options,
         folder=None if replies is None else Path(replies), told=told,
     )  # fmt: skip
-    return ask_and_screen(loaded, rows, asker, settings or ScreeningSettings(), template=template)
+    return ask_and_screen(loaded, rows, asker, settings or ScreeningSettings())
 
 
 def ask_and_screen(
-    model: Any, rows: list[Example], asker: Asker, settings: ScreeningSettings, *, template: Template, **options: Any
+    model: Any, rows: list[Example], asker: Asker, settings: ScreeningSettings, **options: Any
 ) -> Screening:
     """`screen_examples`, leaving the model's modes and all random states as they were."""
     with undisturbed(model):
-        return screen_examples(rows, asker, settings, plain=template == "none", **options)
+        return screen_examples(rows, asker, settings, **options)
 
 
 def task_examples(dataset: Any, template: Template = "chat", *, replies: bool = True) -> list[Example]:
@@ -170,14 +170,14 @@ def content_sha256(rows: Sequence[Example]) -> str:
 
 def screen_examples(
     task: Sequence[Example], asker: Asker, settings: ScreeningSettings, *, pairs: Collection[Split] = (),
-    plain: bool = False, listed: Path | None = None,
+    listed: Path | None = None,
 ) -> Screening:  # fmt: skip
     """Screen a task, build the sets to hold, and choose what is watched; `pairs` are the user's own safety sets.
 
-    Conflicts that the rule refuses are listed in `listed`; no template is put around `plain` prompts.
+    Conflicts that the rule refuses are listed in `listed`.
     """
     numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
-    questions = distinct(task, numbers, plain=plain)
+    questions = distinct(task, numbers, plain=asker.plain)
     plan = planned(len(task), len(numbers), len(questions), settings)
     # All rows are in this memory: what follows works on windows of them.
     logger.info("asking the model: %s; %.1f GiB of memory so far", plan.sentence(), peak_memory() / 2**30)
@@ -185,7 +185,7 @@ def screen_examples(
     fits = {example.id for example in own}
     questions = [question for question in questions if question.example.id in fits]
     asked_of = {row for question in questions for row, _, _ in question.uses}
-    if (needed := measured(asker, [*own, *asker.fitting(_asked_beside(settings, plain=plain))])) is not None:
+    if (needed := measured(asker, [*own, *asker.fitting(_asked_beside(asker, settings))])) is not None:
         judging = "" if settings.judge is None else "; judging comes on top"
         logger.info("asking the model: %s%s", needed.sentence(), judging)
     classes = asker.sort(own, what="task prompts")
@@ -193,13 +193,13 @@ def screen_examples(
     _require_sorted(questions, classes, settings, judged.settled)
     conflicts = settle(find_conflicts(task, questions, classes, judged.rows), len(task), settings, listed)
     _name_dropped(conflicts, len(task))
-    held = _held(task, questions, classes, conflicts, asker, settings, plain=plain)
+    held = _held(task, questions, classes, conflicts, asker, settings)
     sets = held_sets.splits_apart({name: held_sets.replied(chosen, asker, name=name) for name, chosen in held.items()})
     return Screening(
         rows=len(task), asked_rows=len(asked_of), unaskable=len(set(numbers) - asked_of),
         classes=dict(Counter(str(classes[question.example.id].reply_class) for question in questions)),
         conflicts=tuple(conflicts), rule=settings.rule, sets=sets,
-        monitor=held_sets.monitor_prompts(held, pairs, asker, settings, plain=plain),
+        monitor=held_sets.monitor_prompts(held, pairs, asker, settings),
         counts={
             name: {
                 "keep": chosen.keep, "groups": chosen.groups, "changed_class": chosen.changed,
@@ -220,7 +220,7 @@ def _name_dropped(conflicts: Sequence[Conflict], rows: int) -> None:
 
 def _held(
     task: Sequence[Example], questions: Sequence[Question], classes: Mapping[str, Sorted],
-    conflicts: Sequence[Conflict], asker: Asker, settings: ScreeningSettings, *, plain: bool,
+    conflicts: Sequence[Conflict], asker: Asker, settings: ScreeningSettings,
 ) -> dict[str, HeldSet]:  # fmt: skip
     dropped = {one.row for one in conflicts if one.dropped}
     learned = {one.row for one in conflicts if one.id in settings.learn}
@@ -230,7 +230,7 @@ def _held(
     for name, wanted in settings.sets.items():
         candidates: dict[str, Candidate] = {}  # every prompt that the set asks, once
         for source in wanted.prompts:
-            for candidate in of_task if source == TASK else _candidates(source, wanted, plain=plain):
+            for candidate in of_task if source == TASK else _candidates(source, wanted, asker):
                 candidates.setdefault(candidate.example.id, candidate)
         others = [c.example for c in candidates.values() if c.source != TASK and c.role != "certify"]
         fits = asker.fitting(others)
@@ -251,8 +251,8 @@ def _sorted_in_parts(
 ) -> dict[str, Sorted]:
     """The classes of the replies, by id; ends where a part of the prompts shows that too few will have the class.
 
-    The parts are drawn at random and double. `own` of the task's replies have the class already. Had the set just
-    enough, its chance to be ended wrongly would be `STOPS_WRONGLY` a part at most.
+    The parts are drawn at random and double; `own` of the task's replies have the class already. A set with just enough
+    is ended wrongly with probability `STOPS_WRONGLY` a part at most.
     """
     from scipy.stats import hypergeom
 
@@ -268,30 +268,26 @@ def _sorted_in_parts(
         hits = sum(one.reply_class == CLASS_OF[keep] for one in found.values())
         if hypergeom.cdf(hits, len(order), needed, part) < STOPS_WRONGLY:
             beside = f", and {own} of the task" if own else ""
-            found_so_far = f"{hits} of the first {part} of {len(order)} prompts, drawn at random{beside}"
-            raise _too_few(name, keep, found_so_far)
+            raise _too_few(name, keep, f"{hits} of the first {part} of {len(order)} prompts, drawn at random{beside}")
         part *= 2
     return asker.sort(examples, what=what)
 
 
-def _candidates(source: str, wanted: PromptSet, *, plain: bool) -> list[Candidate]:
+def _candidates(source: str, wanted: PromptSet, asker: Asker) -> list[Candidate]:
     """The prompts of a source that is not the task."""
-    if source in KINDS:
-        return [
-            Candidate(question, source, ROLE_OF_USE[use])
-            for use in uses_of(source, wanted.keep)
-            for question in bundled_questions(source, use, wanted.limit, plain=plain)
-        ]
-    asked = [e for e in read_prompts(source, limit=wanted.limit) if e.kind != "text"]
-    return [Candidate(as_question(e.prompt, e, plain=plain), source) for e in asked]
+    if source not in KINDS:
+        asked = [e for e in read_prompts(source, limit=wanted.limit) if e.kind != "text"]
+        return [Candidate(asker.question(example), source) for example in asked]
+    uses = uses_of(source, wanted.keep)
+    asked_for = [(use, example) for use in uses for example in bundled(source, use, wanted.limit)]
+    return [Candidate(asker.question(example), source, ROLE_OF_USE[use]) for use, example in asked_for]
 
 
-def _asked_beside(settings: ScreeningSettings, *, plain: bool) -> list[Example]:
+def _asked_beside(asker: Asker, settings: ScreeningSettings) -> list[Example]:
     """The prompts that are asked beside the task's: to be held, and to be watched."""
     sources = [(source, one) for one in settings.sets.values() for source in one.prompts if source != TASK]
-    candidates = [c for source, one in sources for c in _candidates(source, one, plain=plain)]
-    watched = [e for name in settings.watched_beside for e in bundled_questions(name, "monitor", plain=plain)]
-    return [*(c.example for c in candidates if c.role != "certify"), *watched]
+    held = [c.example for source, one in sources for c in _candidates(source, one, asker) if c.role != "certify"]
+    return [*held, *(asker.question(e) for name in settings.watched_beside for e in bundled(name, "monitor"))]
 
 
 def _require_sorted(

@@ -21,14 +21,13 @@ from itertools import combinations, permutations
 from typing import Literal, TypeAlias, TypeVar
 
 from holdfast.core.hashing import sha256_text
-from holdfast.data.bundled import Use, bundled
+from holdfast.data.bundled import bundled
 from holdfast.data.examples import Example, as_turns, make_example, prompt_text, searchable_texts
 from holdfast.data.near_duplicates import clusters, matches, occurring
 from holdfast.data.split_record import ROLES
 from holdfast.data.splits import Split, split_from_roles
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening.asking import Asker, Sorted
-from holdfast.screening.questions import as_question
 from holdfast.screening.settings import ORDINARY, Keep, ScreeningSettings
 
 Role: TypeAlias = Literal["constraint", "monitor", "certify", "unseen"]
@@ -218,13 +217,8 @@ class MonitorPrompts:
         return bool(self.refusals or self.unseen or self.answers)
 
 
-def bundled_questions(name: str, use: Use, limit: int | None = None, *, plain: bool) -> list[Example]:
-    """The bundled prompts of one use, as they are asked."""
-    return [as_question(example.prompt, example, plain=plain) for example in bundled(name, use, limit)]
-
-
 def monitor_prompts(
-    held: Mapping[str, HeldSet], pairs: Collection[Split], asker: Asker, settings: ScreeningSettings, *, plain: bool
+    held: Mapping[str, HeldSet], pairs: Collection[Split], asker: Asker, settings: ScreeningSettings
 ) -> MonitorPrompts:
     """At most `settings.monitor_prompts` for each figure, of what was built by asking and of the user's own pairs."""
     if not settings.monitor_prompts:
@@ -237,7 +231,7 @@ def monitor_prompts(
         return [example for one in sets for example in one.prompts(role) if example.id not in one.slow]
 
     def bundled_of(*names: str) -> tuple[list[Example], list[Example]]:
-        every = [e for name in names for e in bundled_questions(name, "monitor", settings.limit_of(name), plain=plain)]
+        every = [asker.question(e) for name in names for e in bundled(name, "monitor", settings.limit_of(name))]
         return _refused_and_answered(_unlike(every, steering), asker, f"bundled prompts ({', '.join(names)})")
 
     def chosen(examples: Sequence[Example]) -> tuple[Example, ...]:
@@ -246,7 +240,7 @@ def monitor_prompts(
         first = sorted(by_id, key=lambda key: sha256_text(f"{settings.seed} {key}"))[: settings.monitor_prompts]
         return tuple(by_id[key] for key in sorted(first))
 
-    own = [as_question(e.prompt, e, plain=plain) for split in pairs for e in split.monitor if e.kind != "text"]
+    own = [asker.question(e) for split in pairs for e in split.monitor if e.kind != "text"]
     refused, answered = _refused_and_answered(own, asker, "your monitor prompts")
     unseen = of("refusals", "unseen") or bundled_of("probes")[0]
     answers = of("answers", "unseen") or bundled_of(*ORDINARY)[1]
