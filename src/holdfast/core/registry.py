@@ -59,10 +59,7 @@ def _import_modules(package: ModuleType) -> None:
 
 
 class Registry(Generic[T]):
-    """A name -> entry table for one kind of thing, as messages call it.
-
-    On first use the modules of `package` are imported, which register themselves.
-    """
+    """A name -> entry table; on first use the modules of `package` are imported, which register themselves."""
 
     def __init__(self, kind: str, package: str | None = None) -> None:
         self.kind, self._package, self._scanned = kind, package, False
@@ -97,10 +94,7 @@ class Registry(Generic[T]):
     def require_options(
         self, name: str, options: Collection[str], *, given: Collection[str] = (), prefix: str = ""
     ) -> None:
-        """Refuse options that an entry's signature does not have, and those that it lacks.
-
-        `given` are all entries'; `prefix` is how users write an option's beginning.
-        """
+        """Refuse options that an entry does not take, and lacking ones, but for those that all are `given`."""
         parameters = inspect.signature(cast("Callable[..., Any]", self[name])).parameters
         taken = {key: parameter for key, parameter in parameters.items() if key not in given}
         for option in options:

@@ -51,10 +51,9 @@ KINDS = {name: kinds for name, kinds in ALL_KINDS.items() if name != "tasks"}
 
 
 def bundled(name: str, use: Use | None = None, limit: int | None = None) -> list[Example]:
-    """The bundled prompts of one name, in the order of the file; with `use`, those of its kinds.
+    """The bundled prompts of one name, or of one use, in the order of the file.
 
-    With `limit`, at most so many: the first of each kind, as many of one kind as of another where that is possible. The
-    completion is empty, `category` is the kind and `where` is `name:line`.
+    With `limit`, at most so many: the first of each kind, as many of one kind as of another where that is possible.
     """
     found = [example for example in _examples(name) if use is None or ALL_KINDS[name][str(example.category)] == use]
     if limit is None or limit >= len(found):

@@ -199,10 +199,7 @@ def listed(examples: Sequence[Example]) -> str:
 
 
 def require_usable_tokenizer(tokenizer: Any, needs_chat: bool) -> None:
-    """Refuse a tokenizer that cannot encode the data; give it a pad token where it has none, as TRL does.
-
-    Padding with EOS is safe here: labels come from lengths, never from the pad id, so EOS stays scored.
-    """
+    """Refuse a tokenizer that cannot encode the data; where it has no pad token, EOS becomes it, as in TRL."""
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     lacking = None
     if needs_chat and not tokenizer.chat_template:
@@ -224,10 +221,7 @@ def template_sha256(tokenizer: Any) -> str:
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
-    """Hash of what turns text into ids: vocabulary, merges, special tokens; not the chat template.
-
-    The pad token and the padding and truncation state change no scored token, and calling the tokenizer changes them.
-    """
+    """Hash of what turns text into ids; not the template, nor the pad token and what a call of it changes."""
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         return sha256_json([type(tokenizer).__name__, tokenizer.get_vocab(), special])

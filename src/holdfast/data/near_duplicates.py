@@ -35,10 +35,7 @@ RULE = (
 
 
 def clusters(texts: Sequence[str]) -> list[int]:
-    """A label for each text: the position of the first text of its group.
-
-    Groups are the connected parts of the graph of matching pairs, so no two groups share a match.
-    """
+    """A label for each text: the position of the first text of its group; groups are what matching pairs connect."""
     places = shingles.by_normalised(texts)
     unique = list(places)
     parts = _Parts(len(unique))
@@ -71,10 +68,7 @@ def matches(
 
 
 def contained(needles: Sequence[str], haystacks: Sequence[str], *, ignore_common: bool = True) -> list[tuple[int, int]]:
-    """All pairs (position in needles, position in haystacks) where the needle occurs in the haystack, ascending.
-
-    Unless `ignore_common`, what many needles have in common counts, too.
-    """
+    """All pairs (needle, haystack) of positions, ascending; unless `ignore_common`, what many needles share counts."""
     places, texts = shingles.by_normalised(needles), shingles.by_normalised(haystacks)
     found = _search(list(places), list(texts), lambda _: False, ignore_common)
     pairs = {(a, b) for some, others in found for a in some for b in others}
@@ -174,10 +168,7 @@ def _whole(
 def _within(
     first: Numbers, second: Numbers, extra: Numbers, slack: int, connect: bool
 ) -> Iterator[tuple[int, Numbers]]:
-    """Pairs of one kind and another whose extra shingles are at most `slack` together; both kinds come by `extra`.
-
-    To connect them, the first of each kind is enough: it matches whatever any other of its kind matches.
-    """
+    """Pairs of two kinds with at most `slack` extra shingles together; to connect them, the first of each is enough."""
     sides = [(first[0], second), (second[0], first)] if connect else [(one, second) for one in first]
     for one, others in sides:
         fits = others[: np.searchsorted(extra[others], slack - extra[one], side="right")]
@@ -226,10 +217,7 @@ def _search(
 
 
 def _by_common(known: Shingles, rows: Numbers, every: Sets) -> Iterator[tuple[Numbers, Numbers]]:
-    """Needles without a core and the haystacks whose common shingles alone are 4/5 of theirs.
-
-    Needles, and haystacks, with the same common shingles are compared as one.
-    """
+    """Needles without a core and the haystacks whose common shingles alone are 4/5 of theirs; equal sets as one."""
     needles = known.every.rows(rows)
     sizes = needles.sizes
     mine, theirs = (sets.where(sets.values >= known.common) for sets in (needles, every))

@@ -42,10 +42,7 @@ class MissingColumnsError(RowError):
 
 
 class OtherColumnsError(DataError):
-    """A source has other columns than expected, probably in every row.
-
-    The columns found and the mapping to write are named; what may be text instead of a name is only counted.
-    """
+    """A source has other columns than expected: those found (what may be text is only counted) and a mapping."""
 
     @classmethod
     def of(cls, where: str, found: Iterable[str], columns: Mapping[str, str]) -> "OtherColumnsError":

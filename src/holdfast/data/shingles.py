@@ -151,10 +151,7 @@ def occurrences(
 
 
 def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None = None) -> Shingles:
-    """The sets of shingles of different normalised texts; common are those that more than `limit` texts hold.
-
-    None is common without a limit. Only the first `counted` texts count, where that is given.
-    """
+    """The shingles of different texts; common are those that more than `limit` of the first `counted` texts hold."""
     found = occurrences(texts, limit=limit, counted=counted)
     short = np.flatnonzero(found.lengths < MIN_WORDS)  # theirs come first: each is in one text
     total = len(short) + found.kinds
@@ -208,10 +205,7 @@ def equal_sets(sets: Sets, order: Numbers) -> list[Numbers]:
 
 
 def similar(sets: Sets, wanted: Wanted, *, below: int | None = None) -> Iterator[tuple[int, Numbers, Numbers]]:
-    """Sets with others that are similar to them, and how much they share; every pair comes once.
-
-    Only candidates that are `wanted` are compared, and only pairs that share a value under `below`.
-    """
+    """Each pair of similar sets once, and what they share: `wanted` candidates with a common value under `below`."""
     rare, sizes = _rarest(sets, below), sets.sizes
     rare = rare.where(np.bincount(rare.values)[rare.values] > 1)
     turn = np.empty(len(sizes), dtype=np.int64)
@@ -229,10 +223,7 @@ def similar(sets: Sets, wanted: Wanted, *, below: int | None = None) -> Iterator
 def holding(
     needles: Sets, haystacks: Sets, *, done: Callable[[int], bool] | None = None, below: int | None = None
 ) -> Iterator[tuple[int, Numbers, Numbers]]:
-    """Sets A with the sets B that hold |A and B| / |A| >= 4/5 of them, and how much that is.
-
-    Needles that are `done` are left out; the others are looked for through values under `below`.
-    """
+    """Sets A, unless `done`, with the sets B of |A and B| / |A| >= 4/5, by values under `below`; and |A and B|."""
     sizes = needles.sizes
     for one, others in _meeting(_rarest(needles, below), haystacks):
         if done is None or not done(one):

@@ -127,10 +127,7 @@ def examples_from_rows(
 
 
 def task_rows(rows: Iterable[Mapping[str, Any]], *, name: str, replies: bool) -> list[Example]:
-    """The same of what a trainer takes; of a preference, the chosen reply is the completion.
-
-    Without `replies` rows have a prompt alone, and the completion is empty.
-    """
+    """The same of what a trainer takes: of a preference the chosen reply, and prompts alone without `replies`."""
     first = next(iter(rows), {})
     chosen = {"completion": "chosen"} if "prompt" in first else {"messages": "chosen"}
     columns = chosen if "chosen" in first and "completion" not in first else None

@@ -58,10 +58,7 @@ TASKS: Registry[Task] = Registry("task")
 
 
 def user_text(instruction: str, input_text: str, template: Template) -> str:
-    """The prompt of a task row: the instruction with the input below it, under a mark in the alpaca format.
-
-    Without a template the prompt itself ends with an empty line: otherwise the target would be glued to its last word.
-    """
+    """The prompt of a task row; without a template it ends with an empty line, which keeps the target apart."""
     mark = INPUT_MARK if known_template(template) == "alpaca" else "\n\n"
     text = instruction + mark + input_text if input_text else instruction
     return f"{text}\n\n" if template == "none" else text

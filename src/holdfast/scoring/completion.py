@@ -89,10 +89,7 @@ def adapter_layers(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def adapters_off(model: nn.Module, layers: list[Any] | None = None) -> Iterator[None]:
-    """Run the base model without its adapters, touching neither `requires_grad` nor the active adapter.
-
-    `layers` are the model's `adapter_layers`, for callers that switch often: looking them up takes milliseconds.
-    """
+    """Run the base model without its adapters; `layers` are `adapter_layers`, which take milliseconds to look up."""
     layers = adapter_layers(model) if layers is None else layers
     before = [layer._disable_adapters for layer in layers]
     try:
@@ -236,10 +233,7 @@ def _of_rows(sums: Tensor, located: Batch, first_k: int) -> CompletionLosses:
 
 @torch.no_grad()
 def require_understood_head(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """Refuse a model whose logits are not `head(hidden)`: our losses would not be its losses.
-
-    Compares one row with the logits that the model itself returns, and returns that row's mean loss.
-    """
+    """Refuse a model whose logits are not `head(hidden)`, by one row, whose mean loss is returned."""
     row = {name: tensor[:1] for name, tensor in batch.items()}
     labels = row["labels"][:, 1:]
     mask = labels != IGNORE

@@ -73,20 +73,14 @@ class Asker:
     identity: Mapping[str, Any]
     folder: Path | None = None  # of the stored replies; the user's cache unless given
     told: Told | None = None
-    # which prompts leave room for a whole reply; None where that is not known
-    fits: Callable[[Sequence[Example]], list[bool]] | None = None
+    # the prompts that leave room for a whole reply; the model is not asked the others
+    fitting: Callable[[Sequence[Example]], list[Example]] = list
     batch: int = BATCH_CPU  # prompts that the engine takes together
     plain: bool = False  # whether prompts are asked as they are, without a template
 
     def question(self, example: Example) -> Example:
         """The prompt alone, as it is asked."""
         return as_question(example.prompt, example, plain=self.plain)
-
-    def fitting(self, examples: Sequence[Example]) -> list[Example]:
-        """The prompts that leave room for a reply; the model is not asked the others."""
-        if self.fits is None or not examples:
-            return list(examples)
-        return [example for example, fits in zip(examples, self.fits(examples), strict=True) if fits]
 
     def sort(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
         """Replies of 32 tokens, or 128 where those do not sort them, and their classes, by id."""
@@ -105,7 +99,8 @@ class Asker:
         """Replies of up to `tokens` tokens, by id."""
         if not examples:
             return {}
-        progress = None if self.told is None else lambda done, told=self.told: told(what, done, len(examples))
+        told, total = self.told, len(examples)
+        progress = None if told is None else lambda done: told(what, done, total)
         made = stored_replies(
             self._path(tokens), self.identity, list(examples), self.engine, max_new_tokens=tokens, progress=progress
         )
@@ -145,13 +140,15 @@ def asker_of(
     }  # fmt: skip
     positions = None if engine in REMOTE else positions_of(model)
 
-    def room(examples: Sequence[Example]) -> list[bool]:
-        if (positions or 0) <= HELD:  # whatever the prompts are
-            return [False] * len(examples)
-        return [len(ids) + HELD <= (positions or 0) for ids in prompt_ids(tokenizer, examples, template)]
+    def fitting(examples: Sequence[Example]) -> list[Example]:
+        if positions is None or not examples:
+            return list(examples)
+        if positions <= HELD:  # whatever the prompts are
+            return []
+        ids = prompt_ids(tokenizer, examples, template)
+        return [example for example, own in zip(examples, ids, strict=True) if len(own) + HELD <= positions]
 
-    fits = None if positions is None else room
-    return Asker(made, identity, folder, told, fits, batch, plain=template == "none")
+    return Asker(made, identity, folder, told, fitting, batch, plain=template == "none")
 
 
 @contextmanager

@@ -61,10 +61,7 @@ def questions_of(row: Example) -> list[Asked]:
 
 
 def distinct(rows: Sequence[Example], numbers: Sequence[int], *, plain: bool) -> list[Question]:
-    """The distinct questions of the rows at `numbers`, in the order in which they first occur.
-
-    Prompts stay strings where they are `plain`, as `template: none` has them; otherwise they become user turns.
-    """
+    """The distinct questions of the rows at `numbers`, in order of first occurrence; `plain` strings stay strings."""
     found: dict[str, tuple[Example, list[tuple[int, Form, str]]]] = {}
     for number in numbers:
         for asked in questions_of(rows[number]):

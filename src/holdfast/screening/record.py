@@ -36,10 +36,7 @@ _REMEDY = "restore the folder from a backup, or train in a new output_dir"
 
 
 def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> None:
-    """Write a screening; its record last, so that a folder with a record is whole.
-
-    `belongs_to` is what a later run must share to use it: model, task, settings; JSON.
-    """
+    """Write a screening, its record last; `belongs_to`: what a later run must share (model, task, settings)."""
     roles = [(name, role, own) for name, split in screening.sets.items() for role, own in split.roles.items()]
     rows = {
         "conflicts.jsonl": [conflict.to_json() for conflict in screening.conflicts],

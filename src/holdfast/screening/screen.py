@@ -161,10 +161,7 @@ def belongs_to(model_sha256: str, rows: list[Example], settings: ScreeningSettin
 
 
 def content_sha256(rows: Sequence[Example]) -> str:
-    """Of the rows' prompts and replies, in any order and each once: what a ledger knows a task by.
-
-    Neither another order or template nor a row that is repeated makes another task.
-    """
+    """What a ledger knows a task by: the rows' prompts and replies, in any order or template, each once."""
     return sha256_lines(sorted({sha256_json([prompt_key(row), completion_text(row)]) for row in rows}))
 
 
@@ -172,10 +169,7 @@ def screen_examples(
     task: Sequence[Example], asker: Asker, settings: ScreeningSettings, *, pairs: Collection[Split] = (),
     listed: Path | None = None,
 ) -> Screening:  # fmt: skip
-    """Screen a task, build the sets to hold, and choose what is watched; `pairs` are the user's own safety sets.
-
-    Conflicts that the rule refuses are listed in `listed`.
-    """
+    """Screen a task; `pairs` are the user's own safety sets, conflicts that the rule refuses are listed in `listed`."""
     numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
     questions = distinct(task, numbers, plain=asker.plain)
     plan = planned(len(task), len(numbers), len(questions), settings)

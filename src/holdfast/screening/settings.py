@@ -38,10 +38,7 @@ AUTO: Mapping[str, PromptSet] = {
 
 
 def uses_of(name: str, keep: Keep) -> tuple[Use, ...]:
-    """What a set takes the kinds of bundled prompts called `name` for.
-
-    Of answered probes, steering alone: whether one is still refused is watched and certified, never still answered.
-    """
+    """What a set takes of a bundled name: of answered probes, steering alone; they are not certified as answered."""
     return ("steer",) if (name, keep) == (PROBES, "answers") else USES
 
 
