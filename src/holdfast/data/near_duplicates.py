@@ -203,15 +203,17 @@ def _search(
     long = known.words[: len(needles)] >= MIN_WORDS
     cored = long & (known.core.sizes[: len(needles)] >= MIN_CORE)
     plain = np.flatnonzero(long & ~cored)
-    asked = [(known.core, np.flatnonzero(cored), None), (known.every, plain, known.common)]
-    if known.core is not known.every:
-        asked.append((known.own, np.flatnonzero(cored), None))
-    for sets, rows, below in asked:
+
+    def holding(sets: Sets, rows: Numbers, below: int | None = None) -> Iterator[tuple[list[str], list[str]]]:
         names = [texts[row] for row in rows.tolist()]
-        for one, found, _ in shingles.holding(
-            sets.rows(rows), every, done=lambda number, of=names: done(of[number]), below=below
-        ):
-            yield [names[one]], [haystacks[other] for other in found.tolist()]
+        found = shingles.holding(sets.rows(rows), every, done=lambda number: done(names[number]), below=below)
+        for one, others, _ in found:
+            yield [names[one]], [haystacks[other] for other in others.tolist()]
+
+    yield from holding(known.core, np.flatnonzero(cored))
+    yield from holding(known.every, plain, known.common)
+    if known.core is not known.every:
+        yield from holding(known.own, np.flatnonzero(cored))
     for some, others in _by_common(known, plain, every):
         yield [texts[row] for row in some.tolist()], [haystacks[other] for other in others.tolist()]
 
