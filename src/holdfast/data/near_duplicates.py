@@ -116,7 +116,7 @@ class _Parts:
 
 def _matching(texts: Sequence[str], wanted: Wanted, parts: _Parts | None = None) -> Iterator[tuple[int, Numbers]]:
     found = shingles.shingles_of(texts, limit=shingles.common_limit(len(texts)))
-    cored = (found.core.sizes >= MIN_CORE) & (found.words >= MIN_WORDS)
+    cored = found.core.sizes >= MIN_CORE
 
     def by_own(one: int, others: Numbers) -> Numbers:
         return wanted(one, others if cored[one] else others[cored[others]])
@@ -124,7 +124,7 @@ def _matching(texts: Sequence[str], wanted: Wanted, parts: _Parts | None = None)
     for sets in (found.own,) if found.core is found.every else (found.own, found.core):
         for one, others, _ in shingles.similar(sets, by_own):
             yield one, others
-    rest = np.flatnonzero(~cored & (found.words >= MIN_WORDS))
+    rest = np.flatnonzero(~cored & (found.every.sizes > 0))
     if len(rest):
         yield from _whole(found.every, found.common, rest, wanted, parts)
 
@@ -200,9 +200,8 @@ def _search(
     limit = shingles.common_limit(len(needles)) if ignore_common else None
     known = shingles.shingles_of(texts, limit=limit, counted=len(needles))
     every = known.every.rows(np.array([places[text] for text in haystacks], dtype=np.int64))
-    long = known.words[: len(needles)] >= MIN_WORDS
-    cored = long & (known.core.sizes[: len(needles)] >= MIN_CORE)
-    plain = np.flatnonzero(long & ~cored)
+    cored = known.core.sizes[: len(needles)] >= MIN_CORE
+    plain = np.flatnonzero(~cored & (known.every.sizes[: len(needles)] > 0))
 
     def holding(sets: Sets, rows: Numbers, below: int | None = None) -> Iterator[tuple[list[str], list[str]]]:
         names = [texts[row] for row in rows.tolist()]

@@ -99,10 +99,9 @@ class Sets:
 class Shingles:
     """The shingles of different normalised texts."""
 
-    every: Sets  # per text its shingles, numbered from rare to frequent; a text of under five words has one, its own
+    every: Sets  # per text its shingles, numbered from rare to frequent; a text of under five words has none
     common: int  # shingles with this number and above are common
     core: Sets  # per text, those of its shingles that share no word with a common one
-    words: Numbers  # per text, how many it has
 
     @property
     def own(self) -> Sets:
@@ -114,15 +113,21 @@ class Shingles:
 class Occurrences:
     """Every run of three words in different normalised texts."""
 
-    flat: Numbers  # the words of all texts, as numbers of `vocabulary`; `lengths` per text
+    texts: int  # how many there are
+    flat: Numbers  # the words of all texts, as numbers of `vocabulary`
     vocabulary: list[str]
-    lengths: Numbers
     text: Numbers  # per run, the text that it is in
     at: Numbers  # per run, the place in `flat` where it begins
     shingle: Numbers  # per run, its number, from rare to frequent, common ones last
     free: Flags  # per run, whether none of its words lies in a common shingle
     kinds: int  # how many different shingles there are; `common` is the number of the first common one
     common: int
+
+    def sets(self, chosen: Flags | slice = slice(None)) -> Sets:
+        """Per text, its different shingles, of the chosen runs."""
+        kinds = max(self.kinds, 1)
+        unique = distinct((self.text * kinds + self.shingle)[chosen])
+        return Sets(np.searchsorted(unique, np.arange(self.texts + 1) * kinds).astype(np.int64), unique % kinds)
 
 
 def occurrences(
@@ -147,20 +152,14 @@ def occurrences(
         covered[at[widespread[code]] + offset] = True
     free = ~(covered[at] | covered[at + 1] | covered[at + 2])
     common = kinds - int(np.count_nonzero(widespread))
-    return Occurrences(flat, vocabulary, lengths, text, at, rank[code], free, kinds, common)
+    return Occurrences(len(texts), flat, vocabulary, text, at, rank[code], free, kinds, common)
 
 
 def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None = None) -> Shingles:
     """The shingles of different texts; common are those that more than `limit` of the first `counted` texts hold."""
     found = occurrences(texts, limit=limit, counted=counted)
-    short = np.flatnonzero(found.lengths < MIN_WORDS)  # theirs come first: each is in one text
-    total = len(short) + found.kinds
-    alone = short * total + np.arange(len(short))
-    held = found.text * total + found.shingle + len(short)
-    every = _sets(np.concatenate([alone, held]), total, len(texts))
-    common = len(short) + found.common
-    core = every if common == total else _sets(np.concatenate([alone, held[found.free]]), total, len(texts))
-    return Shingles(every, common, core, found.lengths)
+    every = found.sets()
+    return Shingles(every, found.common, every if found.free.all() else found.sets(found.free))
 
 
 def _numbered(texts: Sequence[str]) -> tuple[Numbers, Numbers, list[str]]:
@@ -179,12 +178,6 @@ def _codes(flat: Numbers, at: Numbers, size: int) -> Numbers:
     if size**WIDTH >= _LARGEST:  # numbers of pairs are fewer than pairs of numbers
         _, first = np.unique(first, return_inverse=True)
     return first * size + flat[at + 2]
-
-
-def _sets(held: Numbers, total: int, texts: int) -> Sets:
-    unique = distinct(held)
-    starts = np.searchsorted(unique, np.arange(texts + 1) * max(total, 1))
-    return Sets(starts.astype(np.int64), unique % max(total, 1))
 
 
 def overlaps(mine: Numbers, sets: Sets, others: Numbers) -> Numbers:
@@ -267,8 +260,7 @@ def prompt_marks(examples: Iterable[Example]) -> dict[str, str]:
 def shingle_hashes(texts: list[str]) -> list[Hashes]:
     """Of each of different normalised texts: the hashes of its core, or of all its shingles; ascending."""
     found = occurrences(texts, limit=common_limit(len(texts)), min_words=WIDTH)
-    core = distinct((found.text * max(found.kinds, 1) + found.shingle)[found.free]) // max(found.kinds, 1)
-    cored = np.bincount(core, minlength=len(texts)) >= MIN_CORE
+    cored = found.sets(found.free).sizes >= MIN_CORE
     chosen = found.free | ~cored[found.text]
     text, at = found.text[chosen], found.at[chosen]
     digests = (blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest() for word in found.vocabulary)
