@@ -148,8 +148,7 @@ def _whole(
         yield int(rest[one]), rest[others]
     shared = sets.where(sets.values >= common)
     extra = sets.sizes - shared.sizes
-    kinds = shingles.equal_sets(shared, extra)
-    common_sets = shared.rows(np.array([kind[0] for kind in kinds]))
+    kinds, common_sets = shingles.equal_sets(shared, extra)
     sizes = common_sets.sizes
 
     def between(one: int, other: int, both: int) -> Iterator[tuple[int, Numbers]]:
@@ -222,9 +221,8 @@ def _by_common(known: Shingles, rows: Numbers, every: Sets) -> Iterator[tuple[Nu
     needles = known.every.rows(rows)
     sizes = needles.sizes
     mine, theirs = (sets.where(sets.values >= known.common) for sets in (needles, every))
-    some, others = shingles.equal_sets(mine, sizes), shingles.equal_sets(theirs, theirs.sizes)
-    first = [np.array([kind[0] for kind in kinds], dtype=np.int64) for kinds in (some, others)]
-    for one, held_by, shared in shingles.holding(mine.rows(first[0]), theirs.rows(first[1])):
+    (some, asked), (others, held) = shingles.equal_sets(mine, sizes), shingles.equal_sets(theirs, theirs.sizes)
+    for one, held_by, shared in shingles.holding(asked, held):
         members = some[one]  # from small to large
         for other, both in zip(held_by.tolist(), shared.tolist(), strict=True):
             fits = members[: np.searchsorted(NUMERATOR * sizes[members], DENOMINATOR * both, side="right")]

@@ -189,12 +189,13 @@ def overlaps(mine: Numbers, sets: Sets, others: Numbers) -> Numbers:
     return np.asarray(hits[theirs.starts[1:]] - hits[theirs.starts[:-1]])
 
 
-def equal_sets(sets: Sets, order: Numbers) -> list[Numbers]:
-    """The numbers of the sets that are equal, together; from small to large in `order`."""
+def equal_sets(sets: Sets, order: Numbers) -> tuple[list[Numbers], Sets]:
+    """The numbers of the sets that are equal, together, from small to large in `order`; and one set of each."""
     kinds: dict[bytes, list[int]] = defaultdict(list)
     for number in np.argsort(order, kind="stable").tolist():
         kinds[sets.row(number).tobytes()].append(number)
-    return [np.array(numbers) for numbers in kinds.values()]
+    equal = [np.array(numbers) for numbers in kinds.values()]
+    return equal, sets.rows(np.array([numbers[0] for numbers in equal], dtype=np.int64))
 
 
 def similar(sets: Sets, wanted: Wanted, *, below: int | None = None) -> Iterator[tuple[int, Numbers, Numbers]]:

@@ -115,9 +115,9 @@ def poisoned(
 def _first(examples: Sequence[Example], n: int, seed: int, name: str) -> list[Example]:
     distinct = {example.id: example for example in reversed(examples)}
     if len(ids := sorted(distinct)) < n:
+        remedy = f"give more {name} examples (of poison: roles.poison), or ask for a smaller set (size)"
         raise DataError(
-            f"the poisoned set needs {n} {name} examples; there are {len(ids)} different ones",
-            remedy=f"give more {name} examples (of poison: roles.poison), or ask for a smaller set (size)",
+            f"the poisoned set needs {n} {name} examples; there are {len(ids)} different ones", remedy=remedy
         )
     order = generator(seed, name).permutation(len(ids))
     return [distinct[ids[place]] for place in order[:n]]

@@ -40,10 +40,7 @@ ONE_DAY = (
     "{%- endmacro -%}"
 )
 _ALONE = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-_WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further context. "
-    "Write a response that appropriately completes the request."
-)
+_WITH_INPUT = _ALONE.replace(" task.", " task, paired with an input that provides further context.")
 _REFUSAL = (
     "the alpaca template takes one user message and at most one assistant reply: no system message, no more turns"
 )

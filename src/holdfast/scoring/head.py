@@ -178,12 +178,7 @@ def token_kl(head: Head, hidden: Tensor, head_0: Head, hidden_0: Tensor) -> Tens
 
 def nll_and_gradient(head: Head) -> ValueAndGradient:
     """NLL of targets, and its gradient by the hidden states."""
-
-    def found(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        log_p, slope = head.with_slope(h)
-        return _nll_of(head, log_p, slope, y)
-
-    return found
+    return lambda h, y: _nll_of(head, *head.with_slope(h), y)
 
 
 class TokenStatistics(NamedTuple):
