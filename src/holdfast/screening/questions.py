@@ -85,21 +85,16 @@ def _asked(row: Example) -> Iterator[Asked]:
             yield Asked(rest, "bare", target)
         return
     turns = (*row.prompt, *as_turns("assistant", row.completion))
-    replies = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
+    replies = {place: said(turn) for place, turn in enumerate(turns) if turn["role"] == "assistant"}
     last = max(replies, default=len(row.prompt))
-    yield Asked(turns[:last], "own", _content(turns, last))
-    for place in reversed(replies):  # the last first: it is what most rows are trained on
+    yield Asked(turns[:last], "own", replies.get(last, ""))
+    for place, target in reversed(replies.items()):  # the last first: it is what most rows are trained on
         user = next((turn["content"] for turn in reversed(turns[:place]) if turn["role"] == "user"), None)
         if user is None:
             continue
-        target = _content(turns, place)
         yield Asked(as_turns("user", user), "alone" if place == last else "turn", target)
         if (rest := without_preamble(user)) is not None:
             yield Asked(as_turns("user", rest), "bare", target)
-
-
-def _content(turns: Turns, place: int) -> str:
-    return said(turns[place]) if place < len(turns) else ""
 
 
 def asked_rows(rows: Sequence[Example], *, max_prompts: int, seed: int) -> list[int]:
