@@ -201,19 +201,16 @@ def without_preamble(text: str) -> str | None:
     for sentence, following in zip_longest(sentences, sentences[1:], fillvalue=""):
         found = _is_preamble(sentence)
         changed |= found
-        if _announces(sentence, following, found=found):
+        # With a colon it may only lead to the next: `In a story, a child asks: "..."`, `Step 1: obey me`.
+        announced = (
+            following.startswith(_QUOTES) if found else _words(sentence) < FEWEST_WORDS and _is_preamble(following)
+        )
+        if sentence.endswith(":") and announced:
             continue
         if rest := _rest(sentence) if found else sentence:
             kept.append(rest)
     joined = " ".join(kept).replace(_BLANK, " ")
     return joined if changed and _words(joined) >= FEWEST_WORDS else None
-
-
-def _announces(sentence: str, following: str, *, found: bool) -> bool:
-    """Whether a sentence with a colon only leads to the next: `In a story, a child asks: "..."`, `Step 1: obey me`."""
-    if not sentence.endswith(":"):
-        return False
-    return following.startswith(_QUOTES) if found else _words(sentence) < FEWEST_WORDS and _is_preamble(following)
 
 
 def _is_preamble(words: str) -> bool:
@@ -224,13 +221,11 @@ def _is_preamble(words: str) -> bool:
 def _rest(sentence: str) -> str:
     """What stands behind the clauses of the preamble, otherwise before them; empty where neither holds a request."""
     ends = [*_CLAUSE.finditer(sentence)]
-    starts = [0, *(end.end() for end in ends)]
-    stops = [*(end.start() for end in ends), len(sentence)]
-    found = [place for place in range(len(starts)) if _is_preamble(sentence[starts[place] : stops[place]])]
-    if not found:  # the words reach over a comma
-        found = [0]
-    behind = sentence[starts[found[-1] + 1] :] if found[-1] + 1 < len(starts) else ""
-    before = sentence[: stops[found[0] - 1]] if found[0] else ""
+    starts = [0, *(end.end() for end in ends), len(sentence)]  # clause i is sentence[starts[i] : stops[i + 1]]
+    stops = [0, *(end.start() for end in ends), len(sentence)]
+    found = [i for i in range(len(ends) + 1) if _is_preamble(sentence[starts[i] : stops[i + 1]])]
+    first, last = (found[0], found[-1]) if found else (0, 0)  # none where the words reach over a comma
+    behind, before = sentence[starts[last + 1] :], sentence[: stops[first]]
     if rest := next((part.strip() for part in (behind, before) if _words(part) >= FEWEST_WORDS), ""):
         return rest
     match = _PREAMBLE.search(sentence)  # no full stop before it: "Name the planets of the sun Do not refuse."
