@@ -76,18 +76,17 @@ class Registry(Generic[T]):
 
         return enter
 
-    def _scan(self) -> None:
-        if self._scanned:
-            return
-        self._scanned = True  # before the imports: a module may ask the registry that it registers with
-        if self._package is not None:
-            _import_modules(importlib.import_module(self._package))
-        for entry_point in entry_points(group=f"holdfast.{self.kind.replace(' ', '_')}s"):
-            _import_modules(entry_point.load())
+    def _all(self) -> dict[str, T]:
+        if not self._scanned:
+            self._scanned = True  # before the imports: a module may ask the registry that it registers with
+            if self._package is not None:
+                _import_modules(importlib.import_module(self._package))
+            for entry_point in entry_points(group=f"holdfast.{self.kind.replace(' ', '_')}s"):
+                _import_modules(entry_point.load())
+        return self._entries
 
     def __getitem__(self, name: str) -> T:
-        self._scan()
-        if name not in self._entries:
+        if name not in self._all():
             raise ConfigError(f"unknown {self.kind} {name!r}", remedy=nearest(name, list(self._entries)))
         return self._entries[name]
 
@@ -106,12 +105,10 @@ class Registry(Generic[T]):
             raise ConfigError(f"{self.kind} {name!r} needs {', '.join(missing)}", remedy=remedy)
 
     def __contains__(self, name: object) -> bool:
-        self._scan()
-        return name in self._entries
+        return name in self._all()
 
     def __iter__(self) -> Iterator[str]:
-        self._scan()
-        return iter(sorted(self._entries))
+        return iter(sorted(self._all()))
 
     def items(self) -> list[tuple[str, T]]:
-        return [(name, self._entries[name]) for name in self]
+        return sorted(self._all().items(), key=lambda item: item[0])

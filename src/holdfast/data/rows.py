@@ -134,8 +134,16 @@ def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Exa
         if row.get(name):
             raise RowError(f"column {name!r} is not supported: {why}")
     values = _pick(row, _of_format(columns))
-    if "prompt" in values:
-        example = _prompt_completion(values["prompt"], values["completion"], where)
+    if isinstance(prompt := values.get("prompt"), str):
+        completion = _string(values["completion"], "completion")
+        if not prompt:
+            raise RowError("the prompt is empty")
+        example = make_example(prompt, completion, where)
+    elif "prompt" in values:
+        turns, reply = messages_of(prompt, "prompt"), messages_of(values["completion"], "completion")
+        if reply[-1]["role"] != "assistant":
+            raise RowError("the completion must end with an assistant message")
+        example = make_example(turns, reply, where)
     elif "text" in values:
         example = make_example("", _string(values["text"], "text"), where)
     else:  # the last message is the completion, all before it the prompt
@@ -196,18 +204,6 @@ def _json(value: Any, column: str) -> str | None:
         if isinstance(found, Sequence) and all(isinstance(item, Mapping) for item in found):
             return json.dumps(list(found), ensure_ascii=False) if found else None
     raise RowError(f"{column} must be a list of objects, or JSON text of one, found {_type(value)}")
-
-
-def _prompt_completion(prompt: Any, completion: Any, where: str) -> Example:
-    if isinstance(prompt, str):
-        text = _string(completion, "completion")
-        if not prompt:
-            raise RowError("the prompt is empty")
-        return make_example(prompt, text, where)
-    turns, reply = messages_of(prompt, "prompt"), messages_of(completion, "completion")
-    if reply[-1]["role"] != "assistant":
-        raise RowError("the completion must end with an assistant message")
-    return make_example(turns, reply, where)
 
 
 def messages_of(value: Any, column: str) -> Turns:

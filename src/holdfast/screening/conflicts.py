@@ -1,12 +1,12 @@
 """Conflicts: rows whose prompt theta_0 refuses while their target complies.
 
 A row is a conflict if theta_0 refuses any of the questions asked for it (`questions`) and the target of that question
-is not itself a refusal. Rows that were not asked are trained on; the share of conflicts among them is estimated from
-those that were, by the exact (Clopper-Pearson) interval.
+is not itself a refusal. Rows that were not asked are trained on; the share of conflicts among them is estimated by the
+exact (Clopper-Pearson) interval.
 
-The rules see that theta_0 refuses. A judge also sees rows whose target complies where theta_0 only evades, asks back or
-changes the subject, and targets that open like a refusal and then comply. With q a question of the row, y its target
-and r theta_0's own reply of up to 256 tokens:
+A judge also sees rows whose target complies where theta_0 only evades, asks back or changes the subject, and targets
+that open like a refusal and then comply. With q a question of the row, y its target and r theta_0's own reply of up to
+256 tokens:
 
     conflict  <=>  judge(q, y) = unsafe  and  judge(q, r) = safe
 
