@@ -102,11 +102,8 @@ class Forward:
 
     def kl(self, examples: Sequence[Encoded], first_k: int, shuffle: int | None = None) -> CompletionLosses:
         """KL from theta_0: by what is kept of it, else with the adapters switched off."""
-
-        def sums(batch: Batch, rows: list[Encoded]) -> Tensor:
-            return kl_of(self.model, batch, None if self.kept is None else self.kept(rows))
-
-        return self._summed(examples, sums, first_k, shuffle)
+        kept: Callable[[Sequence[Encoded]], States | None] = self.kept or (lambda _: None)
+        return self._summed(examples, lambda batch, rows: kl_of(self.model, batch, kept(rows)), first_k, shuffle)
 
     def _summed(
         self, examples: Sequence[Encoded], sums: Columns, first_k: int, shuffle: int | None

@@ -26,7 +26,7 @@ from holdfast.core.files import read_plain_file, write_bytes
 from holdfast.core.hashing import sha256_json, sha256_lines
 from holdfast.core.ranks import barrier, from_first, rank
 from holdfast.core.sealed_json import read_sealed, write_sealed
-from holdfast.core.seeding import generator
+from holdfast.core.seeding import sample
 from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded
 from holdfast.models.embedded import cache_root
@@ -240,6 +240,6 @@ def noise_floor(
     A second pass over at most 256 examples in another batch composition moves each loss a little, more so in bfloat16.
     tau must stay well above that, or numerical noise alone would spend the budget alpha.
     """
-    chosen = sorted(generator(seed, "noise floor").permutation(len(examples))[:NOISE_SAMPLE].tolist())
+    chosen = sample(range(len(examples)), NOISE_SAMPLE, seed, "noise floor")
     found = forward.degradations([examples[i] for i in chosen], reference[chosen], constraint, shuffle=seed)
     return float(torch.quantile(found.abs(), NOISE_QUANTILE))
