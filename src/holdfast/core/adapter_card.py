@@ -38,18 +38,14 @@ def model_index(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"name": MODEL_NAME, "results": results}]
 
 
-def adapters_below(adapter: Path) -> list[str]:
+def adapters_below(adapter: Path, most: int = 100) -> list[str]:
     """What an adapter stands on, from the next adapter down to the base model; empty where it cannot be read."""
-    below: list[str] = []
-    place: Path | None = adapter
-    while place is not None and len(below) < 100:
-        try:
-            base = json.loads((place / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
-        except (OSError, ValueError, KeyError, TypeError):
-            break
-        below.append(str(base))
-        place = Path(below[-1]) if (Path(below[-1]) / "adapter_config.json").is_file() else None
-    return below
+    try:
+        settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+        base = str(settings["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [base, *(adapters_below(Path(base), most - 1) if most > 1 else ())]
 
 
 def loading_note(adapter: Path) -> str | None:

@@ -50,10 +50,9 @@ class EventLog(AbstractContextManager["EventLog"]):
             raise self._foreign("is no regular file")
         with open(descriptor, "rb", closefd=False) as file:
             data = file.read()
-        first, newline, _ = data.partition(b"\n")
-        if data and not newline:
+        if data and b"\n" not in data:
             raise self._foreign(f"has {len(data)} bytes and not one whole line")
-        if data and _object(first) is None:
+        if data and _object(data.partition(b"\n")[0]) is None:
             raise self._foreign("begins with a line that is no JSON object")
         return data.rfind(b"\n") + 1
 
