@@ -12,10 +12,10 @@ from typing import Any
 CARD_MARKER = "<!-- written by holdfast report; edits are overwritten while this line stands -->"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
+# Weights, their settings and the tokenizer, by name: what of a trained folder belongs to the model.
 ADAPTER_FILES = ("adapter_config.json", "adapter_model*.safetensors", "tokenizer*", "special_tokens_map.json",
                  "chat_template.jinja", "vocab*", "merges.txt", "added_tokens.json")  # fmt: skip
 MODEL_FILES = (*ADAPTER_FILES[2:], "config.json", "generation_config.json", "model*.safetensors*")
-"""Weights, their settings and the tokenizer, by name: what of a trained folder belongs to the model."""
 
 MODEL_NAME = "Fine-tuned model, measured by holdfast"
 TASK = {"type": "text-generation", "name": "Text generation"}
@@ -25,13 +25,11 @@ KEPT = {"refusals_kept": "Share of refusals kept", "answers_kept": "Share of ans
 
 def kept_results(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Results of a `model-index`, from the monitor's figures (`certification.kept.Kept`) by name."""
+    known = {name: one for name, one in figures.items() if name in KEPT and one.share is not None}
     metrics = [
-        {
-            "type": name, "name": KEPT[name], "value": one.share,
-            "args": {"kept": one.kept, "of": one.of, "lower_bound_95": one.low},
-        }
-        for name, one in figures.items()
-        if name in KEPT and one.share is not None
+        {"type": name, "name": KEPT[name], "value": one.share,
+         "args": {"kept": one.kept, "of": one.of, "lower_bound_95": one.low}}
+        for name, one in known.items()
     ]  # fmt: skip
     return [{"task": dict(TASK), "dataset": dict(WATCHED), "metrics": metrics}] if metrics else []
 
@@ -40,25 +38,18 @@ def model_index(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"name": MODEL_NAME, "results": results}]
 
 
-def adapters_below(adapter: Path) -> list[str]:
+def adapters_below(adapter: Path, most: int = 100) -> list[str]:
     """What an adapter stands on, from the next adapter down to the base model; empty where it cannot be read."""
-    below: list[str] = []
-    place: Path | None = adapter
-    while place is not None and len(below) < 100:
-        try:
-            base = json.loads((place / "adapter_config.json").read_text(encoding="utf-8"))["base_model_name_or_path"]
-        except (OSError, ValueError, KeyError, TypeError):
-            break
-        below.append(str(base))
-        place = Path(str(base)) if (Path(str(base)) / "adapter_config.json").is_file() else None
-    return below
+    try:
+        settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+        base = str(settings["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [base, *(adapters_below(Path(base), most - 1) if most > 1 else ())]
 
 
 def loading_note(adapter: Path) -> str | None:
-    """Markdown on how to load an adapter on top of adapters; None where PEFT does it right by itself.
-
-    Folders of this machine are not named: a card is made to be published.
-    """
+    """Markdown on how to load an adapter on adapters, for a public card: no folder; None where PEFT does it right."""
     *adapters, base = adapters_below(adapter) or [""]
     if not adapters:
         return None

@@ -7,10 +7,7 @@ from holdfast.core.redaction import redact_text
 
 
 class HoldfastError(Exception):
-    """Base of all refusals: what is wrong, where, what was expected (one line); what to do about it (one line).
-
-    Secrets in them are blanked, whatever setting they quote.
-    """
+    """What is wrong, where, what was expected (one line); what to do about it (one line); both without secrets."""
 
     exit_code: ClassVar[int] = 1
 

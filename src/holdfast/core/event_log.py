@@ -6,8 +6,9 @@ import math
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -15,17 +16,13 @@ from holdfast.core.errors import CheckpointError, ResourceError
 from holdfast.core.files import write_bytes
 
 
-class EventLog:
+class EventLog(AbstractContextManager["EventLog"]):
     """Appends rows to a JSON-lines file, each handed to the operating system before `append` returns.
 
-    The lines are strict JSON, which has no NaN or infinity: a non-finite float is written as null, so that
-    every reader accepts the file. null therefore reads "not a finite number"; which step was affected, and
-    why, is the business of the row's named event.
-
-    A row reaches the file whole or is removed again, except when the process is killed inside the write; such
-    a torn last line has no newline, is ignored by `read` and dropped when the log is next opened.
-
-    Only an event log is opened: a link is not followed, and a file that no log can have become is left as it is.
+    The lines are strict JSON: a non-finite float is written as null, so that every reader accepts the file. A row
+    reaches the file whole or is removed again, except when the process is killed inside the write; such a torn last
+    line is ignored by `read` and dropped when the log is next opened. A link is not followed, and a file that no log
+    can have become is left as it is.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,18 +50,15 @@ class EventLog:
             raise self._foreign("is no regular file")
         with open(descriptor, "rb", closefd=False) as file:
             data = file.read()
-        first, newline, _ = data.partition(b"\n")
-        if data and not newline:
+        if data and b"\n" not in data:
             raise self._foreign(f"has {len(data)} bytes and not one whole line")
-        if data and _object(first) is None:
+        if data and _object(data.partition(b"\n")[0]) is None:
             raise self._foreign("begins with a line that is no JSON object")
         return data.rfind(b"\n") + 1
 
     def _foreign(self, why: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.path} {why}, expected an event log (one JSON object a line) or no file",
-            remedy="move it away, or choose another output_dir",
-        )
+        what = f"{self.path} {why}, expected an event log (one JSON object a line) or no file"
+        return CheckpointError(what, remedy="move it away, or choose another output_dir")
 
     def append(self, row: Mapping[str, Any]) -> None:
         line = json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
@@ -81,11 +75,8 @@ class EventLog:
         os.fsync(self._descriptor)
 
     def truncate_after(self, step: int) -> None:
-        """Atomically drop the rows whose `step` is greater, so that a resumed run logs no step twice.
-
-        Rows without a step are kept; kept lines keep their bytes.
-        """
-        lines = _whole_lines(self.path).splitlines(keepends=True)
+        """Atomically drop later rows, so that a resumed run logs no step twice; kept lines keep their bytes."""
+        lines = _whole_lines(self.path)
         kept = [line for line, row in zip(lines, read(self.path), strict=True) if row.get("step", step) <= step]
         if len(kept) < len(lines):
             try:
@@ -101,9 +92,6 @@ class EventLog:
     def close(self) -> None:
         os.close(self._descriptor)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -111,12 +99,10 @@ class EventLog:
 def read(path: Path) -> list[dict[str, Any]]:
     """All rows of an event log; a torn last line is ignored."""
     rows = []
-    for number, line in enumerate(_whole_lines(path).splitlines(), start=1):
+    for number, line in enumerate(_whole_lines(path), start=1):
         if (row := _object(line)) is None:
-            raise CheckpointError(
-                f"{path}:{number}: not a JSON object ({len(line)} bytes)",
-                remedy="delete the damaged line, or restore the file from a backup",
-            )
+            remedy = "delete the damaged line, or restore the file from a backup"
+            raise CheckpointError(f"{path}:{number}: not a JSON object ({len(line.strip())} bytes)", remedy=remedy)
         rows.append(row)
     return rows
 
@@ -129,9 +115,9 @@ def _object(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def _whole_lines(path: Path) -> bytes:
+def _whole_lines(path: Path) -> list[bytes]:
     data = path.read_bytes()
-    return data[: data.rfind(b"\n") + 1]
+    return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
 def _strict(value: Any) -> Any:

@@ -7,11 +7,11 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from filelock import FileLock, Timeout
 
-from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
+from holdfast.core.errors import CheckpointError, ConfigError, HoldfastError, ResourceError
 
 LOCK_FILE = "run.lock"
 ATTEMPTS = 10
@@ -21,10 +21,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time reads, changes and writes a shared file; others wait for one write, or for one audit.
-
-    The lock is a file beside `path`, which is removed at the end.
-    """
+    """One process at a time changes a shared file, the others wait; the lock beside it is removed at the end."""
     place = path.with_name(f".{path.name}.lock")
     lock = FileLock(place, mode=0o600, fallback_to_soft=False)
     try:
@@ -35,20 +32,21 @@ def locked(path: Path) -> Iterator[None]:
             logger.info("waiting for %s: another process works on it", path)
             lock.acquire()
     except OSError as error:
-        if error.filename is None:  # opening names its file, locking does not
-            raise ResourceError(
-                f"{place} cannot be locked: {error.strerror}",
-                remedy="name a place on a local disk (--output, --ledger)",
-            ) from error
-        raise ConfigError(
-            f"{place.parent} cannot be written: {error.strerror}",
-            remedy="make the folder writable, or name another place",
-        ) from error
+        raise _refused(place, error, "--output, --ledger") from error
     try:
         yield
     finally:
         _unlink(place)
         lock.release()
+
+
+def _refused(lock: Path, error: OSError, setting: str) -> HoldfastError:
+    why = error.strerror or error
+    if error.filename is None:  # opening names its file, locking does not
+        remedy = f"name a place on a local disk, whose file system supports locks ({setting})"
+        return ResourceError(f"{lock} cannot be locked: {why}", remedy=remedy)
+    remedy = f"make the folder writable, or name another place ({setting})"
+    return ConfigError(f"{lock.parent} cannot be written: {why}", remedy=remedy)
 
 
 def _unlink(lock: Path) -> None:
@@ -61,18 +59,14 @@ class RunLock:
 
     The pid and host in the file are for the message, and for shared disks whose locks other hosts do not see. A file
     left by a dead process of this host is taken over with a log line. One left by another host is refused even when it
-    can be locked, because the lock may not reach that host. A folder that the lock made and that is empty at the end
-    is removed: only an empty one, so that nothing of another process is ever deleted.
-
-    Attributes:
-        made: whether this lock made the folder.
+    can be locked, because the lock may not reach that host. At the end an empty folder that the lock `made` is removed.
     """
 
-    def __init__(self, folder: Path, *, log: Callable[[str], None] | None = None) -> None:
+    def __init__(self, folder: Path, *, log: Callable[[str], None] = logger.warning) -> None:
         self.path = folder.absolute() / LOCK_FILE
         self.made = False
-        self._log = log or logger.warning
-        self._me = {"pid": os.getpid(), "host": socket.gethostname()}
+        self._log = log
+        self._me = (os.getpid(), socket.gethostname())
         self._lock = FileLock(
             self.path, mode=0o600, thread_local=False, blocking=False, fallback_to_soft=False, on_acquired=self._sign
         )
@@ -86,16 +80,9 @@ class RunLock:
             except Timeout as error:
                 with suppress(FileNotFoundError):  # its former holder removed it just now: try again
                     raise self._in_use(_holder(self.path.read_bytes())) from error
-            except FileNotFoundError as error:
-                if attempt == ATTEMPTS:  # else the former holder removed the empty folder between the two calls
-                    raise self._unwritable(error) from error
-            except OSError as error:
-                if error.filename is None:
-                    raise ResourceError(
-                        f"{self.path} cannot be locked: {error}",
-                        remedy="put output_dir on a file system that supports locks",
-                    ) from error
-                raise self._unwritable(error) from error
+            except OSError as error:  # the former holder may have removed the empty folder between the two calls
+                if not isinstance(error, FileNotFoundError) or attempt == ATTEMPTS:
+                    raise _refused(self.path, error, "output_dir") from error
         raise self._in_use(None)
 
     def __exit__(self, *_: object) -> None:
@@ -124,22 +111,19 @@ class RunLock:
     def _sign(self, descriptor: int) -> None:
         os.lseek(descriptor, 0, os.SEEK_SET)
         if (holder := _holder(os.read(descriptor, 4096))) is not None:
-            if holder["host"] != self._me["host"]:
+            if holder[1] != self._me[1]:
                 raise self._in_use(holder)
-            self._log(f"{self.path}: stale lock of process {holder['pid']}, which is gone, taken over")
+            self._log(f"{self.path}: stale lock of process {holder[0]}, which is gone, taken over")
         os.ftruncate(descriptor, 0)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        os.write(descriptor, json.dumps(self._me).encode())
+        os.write(descriptor, json.dumps(dict(zip(("pid", "host"), self._me, strict=True))).encode())
 
-    def _in_use(self, holder: dict[str, Any] | None) -> CheckpointError:
-        who = _words(holder) if holder else "another process"
+    def _in_use(self, holder: tuple[int, str] | None) -> CheckpointError:
+        who = "process {} on {}".format(*holder) if holder else "another process"
         return CheckpointError(
             f"{self.path.parent} is in use by {who}",
             remedy=f"wait for it to end or choose another output_dir; if it is dead, delete {self.path}",
         )
-
-    def _unwritable(self, error: OSError) -> ConfigError:
-        return ConfigError(f"the run folder cannot be written: {error}", remedy="choose another output_dir")
 
 
 def writer_of(folder: Path) -> str | None:
@@ -149,28 +133,20 @@ def writer_of(folder: Path) -> str | None:
     killed counts until its number is free; on Windows, which cannot ask, until the next run.
     """
     try:
-        holder = _holder((folder / LOCK_FILE).read_bytes())
-    except OSError:
-        return None
-    if holder is None:
-        return None
-    if holder["host"] == socket.gethostname() and os.name != "nt":
-        try:
-            os.kill(holder["pid"], 0)
-        except ProcessLookupError:
+        if (holder := _holder((folder / LOCK_FILE).read_bytes())) is None:
             return None
-        except PermissionError:  # another user's: it lives
-            pass
-    return _words(holder)
+        if holder[1] == socket.gethostname() and os.name != "nt":
+            with suppress(PermissionError):  # another user's: it lives
+                os.kill(holder[0], 0)
+    except OSError:  # no file, or no such process
+        return None
+    return "process {} on {}".format(*holder)
 
 
-def _words(holder: dict[str, Any]) -> str:
-    return f"process {holder['pid']} on {holder['host']}"
-
-
-def _holder(content: bytes) -> dict[str, Any] | None:
+def _holder(content: bytes) -> tuple[int, str] | None:
+    """Process and host."""
     try:
         holder = json.loads(content)
-        return {"pid": int(holder["pid"]), "host": str(holder["host"])}
+        return int(holder["pid"]), str(holder["host"])
     except (ValueError, TypeError, KeyError):
         return None

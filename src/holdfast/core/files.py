@@ -64,10 +64,8 @@ def new_folder(target: Path) -> Iterator[Path]:
 def require_writable(folder: Path) -> None:
     """Refuse a folder in which nothing can be written, before work is spent on what goes there; nothing is made."""
     if (there := unwritable(folder)) is not None:
-        raise ConfigError(
-            f"{folder} cannot be written: {there} is {'read-only' if there.is_dir() else 'no folder'}",
-            remedy="name a place that you may write",
-        )
+        what = f"{folder} cannot be written: {there} is {'read-only' if there.is_dir() else 'no folder'}"
+        raise ConfigError(what, remedy="name a place that you may write")
 
 
 def unwritable(folder: Path) -> Path | None:
@@ -96,9 +94,8 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as JSON: {error}", remedy="delete the file or restore it from a backup"
-        ) from error
+        remedy = "delete the file or restore it from a backup"
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}", remedy=remedy) from error
 
 
 def read_plain_file(path: Path, *, remedy: str) -> bytes:
@@ -121,11 +118,7 @@ def read_plain_file(path: Path, *, remedy: str) -> bytes:
 
 
 def parse_parquet(data: bytes) -> Any:
-    """The table in the bytes of a Parquet file, read without a thread.
-
-    pyarrow 26 starts threads to read even a small table, and a process that ends before they have settled is aborted
-    (SIGABRT, exit 134, after everything it had to say was said).
-    """
+    """The table in the bytes of a Parquet file, read without a thread: with threads, pyarrow 26 aborts at exit."""
     import pyarrow
     import pyarrow.parquet
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def sha256_text(text: str) -> str:
-    """Hex sha256 of the UTF-8 bytes of `text` (lone surrogates kept, so that any Python string hashes)."""
+    """Hex sha256 of the UTF-8 bytes of `text`, lone surrogates kept."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast.core.version import VERSION
@@ -16,10 +17,8 @@ def versions() -> dict[str, str]:
     """Installed versions of the packages that decide a result."""
     installed = {"python": platform.python_version(), "holdfast": VERSION}
     for name in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return installed
 
 

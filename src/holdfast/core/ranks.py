@@ -46,12 +46,10 @@ def gather_objects(value: T) -> list[T]:
 
 def from_first(make: Callable[[], T]) -> T:
     """What the first process makes, on every process; what it refuses every process refuses, so that none waits."""
-    made: T | HoldfastError | None = None
-    if rank() == 0:
-        try:
-            made = make()
-        except HoldfastError as error:
-            made = error
+    try:
+        made: T | HoldfastError | None = make() if rank() == 0 else None
+    except HoldfastError as error:
+        made = error
     made = gather_objects(made)[0]
     if isinstance(made, HoldfastError):
         raise made

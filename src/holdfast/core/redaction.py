@@ -1,7 +1,5 @@
 """Blanking secrets in what is stored or shown.
 
-A secret is known by its name, by its shape, or by its place:
-
 | known by | in a mapping                                | in text                                                   |
 |----------|---------------------------------------------|-----------------------------------------------------------|
 | name     | `api_key`, `Authorization`, `x-api-key`, .. | the same before `=` or `:`, also in a query or in JSON    |
@@ -75,10 +73,9 @@ def redact(value: Any, key: str = "") -> Any:
     """Blank every secret in JSON-like values or in text."""
     if isinstance(value, Mapping):
         return {name: redact(inner, str(name)) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [redact(inner, key) for inner in value]
-    if isinstance(value, tuple):
-        return tuple(redact(inner, key) for inner in value)
+    if isinstance(value, list | tuple):
+        blanked = [redact(inner, key) for inner in value]
+        return tuple(blanked) if isinstance(value, tuple) else blanked
     if not isinstance(value, str):
         return value
     return REDACTED if value and is_secret_name(key) else redact_text(value)
@@ -93,7 +90,6 @@ def is_secret_name(name: str) -> bool:
 def redact_text(text: str) -> str:
     """Text without secrets; line breaks and everything else stay."""
     text = _SHAPE.sub(REDACTED, text)
-    text = _AUTHORIZATION.sub(rf"\1{REDACTED}", text)
-    text = _CERTAIN_PAIR.sub(rf"\1{REDACTED}", text)
-    text = _BARE_PAIR.sub(rf"\1{REDACTED}", text)
-    return _BEARER.sub(rf"\1{REDACTED}", text)
+    for pattern in (_AUTHORIZATION, _CERTAIN_PAIR, _BARE_PAIR, _BEARER):
+        text = pattern.sub(rf"\1{REDACTED}", text)
+    return text

@@ -1,9 +1,9 @@
 """Names to objects for what users pick by name (defenses, majorizers, tasks, judges, ...), and their options.
 
-An unknown name raises with the nearest match (it never falls through to a default), and a name cannot be taken twice.
-On first use a registry imports the modules of its own package, and what other distributions offer under the entry
-point group `holdfast.<kind>s`, with underscores for spaces (a module that registers itself, or a package of such
-modules); so that adding an entry means adding one file, here or elsewhere.
+An unknown name raises with the nearest match, and a name cannot be taken twice. On first use a registry imports the
+modules of its own package, and what other distributions offer under the entry point group `holdfast.<kind>s`, with
+underscores for spaces (a module that registers itself, or a package of such modules); so that adding an entry means
+adding one file, here or elsewhere.
 """
 
 import difflib
@@ -13,6 +13,7 @@ import json
 import math
 import pkgutil
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
@@ -43,14 +44,11 @@ def written_options(what: str, written: str, example: str) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         key = key.strip()
         if not (key and equals) or key in options:
-            raise ConfigError(
-                f"{what}: expected NAME:option=value,option=value with each option once",
-                remedy=f"for example {example}",
-            )
-        try:
+            expected = f"{what}: expected NAME:option=value,option=value with each option once"
+            raise ConfigError(expected, remedy=f"for example {example}")
+        options[key] = value
+        with suppress(ValueError):
             options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
     return options
 
 
@@ -61,17 +59,10 @@ def _import_modules(package: ModuleType) -> None:
 
 
 class Registry(Generic[T]):
-    """A name -> entry table for one kind of thing.
-
-    Args:
-        kind: what an entry is called in messages; `holdfast.<kind>s` is its entry point group.
-        package: whose modules register themselves when they are imported; None where there is none.
-    """
+    """A name -> entry table; on first use the modules of `package` are imported, which register themselves."""
 
     def __init__(self, kind: str, package: str | None = None) -> None:
-        self.kind = kind
-        self._package = package
-        self._scanned = False
+        self.kind, self._package, self._scanned = kind, package, False
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
@@ -85,30 +76,26 @@ class Registry(Generic[T]):
 
         return enter
 
-    def _scan(self) -> None:
-        if self._scanned:
-            return
-        self._scanned = True  # before the imports: a module may ask the registry that it registers with
-        if self._package is not None:
-            _import_modules(importlib.import_module(self._package))
-        for entry_point in entry_points(group=f"holdfast.{self.kind.replace(' ', '_')}s"):
-            _import_modules(entry_point.load())
+    def _all(self) -> dict[str, T]:
+        if not self._scanned:
+            self._scanned = True  # before the imports: a module may ask the registry that it registers with
+            if self._package is not None:
+                _import_modules(importlib.import_module(self._package))
+            for entry_point in entry_points(group=f"holdfast.{self.kind.replace(' ', '_')}s"):
+                _import_modules(entry_point.load())
+        return self._entries
 
     def __getitem__(self, name: str) -> T:
-        self._scan()
-        if name not in self._entries:
+        if name not in self._all():
             raise ConfigError(f"unknown {self.kind} {name!r}", remedy=nearest(name, list(self._entries)))
         return self._entries[name]
 
     def require_options(
         self, name: str, options: Collection[str], *, given: Collection[str] = (), prefix: str = ""
     ) -> None:
-        """Refuse options that an entry's signature does not have, and those that it lacks.
-
-        `given` are all entries'; `prefix` is how users write an option's beginning.
-        """
-        signature = inspect.signature(cast("Callable[..., Any]", self[name]))
-        taken = {key: parameter for key, parameter in signature.parameters.items() if key not in given}
+        """Refuse options that an entry does not take, and lacking ones, but for those that all are `given`."""
+        parameters = inspect.signature(cast("Callable[..., Any]", self[name])).parameters
+        taken = {key: parameter for key, parameter in parameters.items() if key not in given}
         for option in options:
             if option not in taken:
                 remedy = nearest(option, list(taken)) if taken else "it takes no options"
@@ -118,12 +105,10 @@ class Registry(Generic[T]):
             raise ConfigError(f"{self.kind} {name!r} needs {', '.join(missing)}", remedy=remedy)
 
     def __contains__(self, name: object) -> bool:
-        self._scan()
-        return name in self._entries
+        return name in self._all()
 
     def __iter__(self) -> Iterator[str]:
-        self._scan()
-        return iter(sorted(self._entries))
+        return iter(sorted(self._all()))
 
     def items(self) -> list[tuple[str, T]]:
-        return [(name, self._entries[name]) for name in self]
+        return sorted(self._all().items(), key=lambda item: item[0])

@@ -1,8 +1,7 @@
 """JSON files that carry the sha256 of their own content, so that a flipped bit, a cut end or an edit is noticed.
 
-The file is the canonical text of an object (`core.files.json_text`: indented, sorted keys, ASCII). One key holds the
-sha256 of the canonical JSON of all others. A seal shows damage and careless edits; whoever edits a file can compute
-its seal again.
+The file is the canonical text of an object (`core.files.json_text`). One key holds the sha256 of the canonical JSON of
+all others. A seal shows damage and careless edits; whoever edits a file can compute its seal again.
 """
 
 import json
@@ -39,9 +38,8 @@ def read_sealed(path: Path, *, key: str = SEAL, remedy: str = RESTORE) -> dict[s
         if not isinstance(value, dict):
             raise CheckpointError(f"{path} does not hold an object", remedy=remedy)
         if key not in value:
-            raise CheckpointError(
-                f"{path} carries no checksum ({key!r}): the first release of holdfast wrote none", remedy=remedy
-            )
+            what = f"{path} carries no checksum ({key!r}): the first release of holdfast wrote none"
+            raise CheckpointError(what, remedy=remedy)
         intact = sealed(value, key=key) == value and json_text(value).encode("ascii") == data
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({type(error).__name__})", remedy=remedy) from error

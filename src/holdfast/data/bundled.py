@@ -1,20 +1,17 @@
 """Prompts that come with the package: probes, everyday, borderline and task requests, each of a kind.
 
 A kind serves one use and no other, so that what steers training is neither what watches it nor what certifies it:
-
-    steer    held by a constraint during training
-    monitor  asked again by the behaviour monitor
-    certify  kept for a certificate
-
-Tasks are for `holdfast align` alone, which trains on the kinds of use `steer` and measures on those of use `monitor`.
-`src/holdfast/prompts/README.md` says who wrote them and what they are.
+`steer` kinds are held by a constraint, `monitor` kinds asked again by the behaviour monitor, `certify` kinds kept for a
+certificate. Tasks are for `holdfast align` alone, which trains on the kinds of use `steer` and measures on those of use
+`monitor`. `src/holdfast/prompts/README.md` says who wrote them and what they are.
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.resources import files
+from itertools import count
 from typing import Literal, TypeAlias, get_args
 
 from holdfast.core.errors import DataError
@@ -54,19 +51,15 @@ KINDS = {name: kinds for name, kinds in ALL_KINDS.items() if name != "tasks"}
 
 
 def bundled(name: str, use: Use | None = None, limit: int | None = None) -> list[Example]:
-    """The bundled prompts of one name, in the order of the file; with `use`, those of its kinds.
+    """The bundled prompts of one name, or of one use, in the order of the file.
 
     With `limit`, at most so many: the first of each kind, as many of one kind as of another where that is possible.
-    Every prompt is a plain string, the completion is empty, `category` is the kind and `where` is `name:line`.
     """
     found = [example for example in _examples(name) if use is None or ALL_KINDS[name][str(example.category)] == use]
     if limit is None or limit >= len(found):
         return found
-    counted = Counter[str | None]()
-    places = []
-    for number, example in enumerate(found):
-        places.append((counted[example.category], number))
-        counted[example.category] += 1
+    rank: dict[str | None, Iterator[int]] = defaultdict(count)  # among those of its kind
+    places = [(next(rank[example.category]), number) for number, example in enumerate(found)]
     return [found[number] for number in sorted(number for _, number in sorted(places)[:limit])]
 
 
@@ -98,15 +91,12 @@ def _text(name: str) -> str:
 def _examples(name: str) -> tuple[Example, ...]:
     found = []
     for number, line in enumerate(_text(name).splitlines(), start=1):
-        where = f"{name}:{number}"
         try:
             row = json.loads(line)
-            prompt, kind = row["prompt"], row["kind"]
-            known = isinstance(prompt, str) and prompt != "" and kind in ALL_KINDS[name]
-        except (ValueError, TypeError, KeyError):
-            known = False
-        if not known:
-            what = f"{where}: not a bundled prompt; expected a JSON object with a prompt and a known kind"
-            raise DataError(what, remedy="install holdfast again")
-        found.append(make_example(prompt, "", where, kind))
+            if not row["prompt"] or ALL_KINDS[name].get(row["kind"]) is None:
+                raise ValueError
+            found.append(make_example(row["prompt"], "", f"{name}:{number}", row["kind"]))
+        except (ValueError, TypeError, KeyError) as error:
+            what = f"{name}:{number}: not a bundled prompt; expected a JSON object with a prompt and a known kind"
+            raise DataError(what, remedy="install holdfast again") from error
     return tuple(found)

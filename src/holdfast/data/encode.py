@@ -1,9 +1,8 @@
 """Token ids and labels, exactly as TRL's `SFTTrainer` makes them for prompt-completion rows.
 
-The completion starts where the tokens of the prompt and of prompt + completion part; everything before is
-labelled -100. Two differences to TRL are deliberate: `messages` rows score their last reply only (they are
-split into prompt and completion when read; TRL scores every token of them), and a safety example without a
-scored token is an error, where TRL drops it: dropping would change the denominator of alpha.
+The completion starts where the tokens of the prompt and of prompt + completion part; everything before is labelled
+-100. Two differences to TRL are deliberate: `messages` rows score their last reply only (TRL scores every token), and a
+safety example without a scored token is an error, where TRL drops it: dropping would change the denominator of alpha.
 """
 
 import json
@@ -15,7 +14,7 @@ import numpy as np
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_json
-from holdfast.data.examples import Example, completion_text, to_utf8, to_utf8_turns
+from holdfast.data.examples import Example, as_turns, completion_text, to_utf8, to_utf8_turns
 from holdfast.data.templates import rendered
 
 if TYPE_CHECKING:
@@ -68,13 +67,10 @@ def encode(example: Example, tokenizer: Any, *, max_length: int | None) -> Encod
 
 def _encode_together(examples: Sequence[Example], tokenizer: Any, max_length: int | None) -> list[Encoded]:
     """Encode examples with one call of the tokenizer for each of their parts, which is several times faster."""
-    is_plain = [isinstance(e.prompt, str) or isinstance(e.completion, str) for e in examples]
-    plain = [i for i, simple in enumerate(is_plain) if simple]
-    chat = [i for i, simple in enumerate(is_plain) if not simple]
-    ids: dict[int, tuple[list[int], list[int]]] = {}
-    ids |= zip(plain, _plain_ids([examples[i] for i in plain], tokenizer), strict=True)
-    ids |= zip(chat, _chat_ids([examples[i] for i in chat], tokenizer), strict=True)
-    return [_labelled(example.id, *ids[i], max_length) for i, example in enumerate(examples)]
+    plain = [e for e in examples if e.kind != "chat"]
+    chat = [e for e in examples if e.kind == "chat"]
+    of_plain, of_chat = iter(_plain_ids(plain, tokenizer)), iter(_chat_ids(chat, tokenizer))
+    return [_labelled(e.id, *next(of_chat if e.kind == "chat" else of_plain), max_length) for e in examples]
 
 
 def _labelled(example_id: str, prompt_ids: list[int], ids: list[int], max_length: int | None) -> Encoded:
@@ -89,19 +85,18 @@ def _labelled(example_id: str, prompt_ids: list[int], ids: list[int], max_length
 
 def _plain_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[int], list[int]]]:
     """Ids of each prompt, and of prompt + completion + EOS, added only where the text does not end with it."""
+    if not examples:
+        return []
     prompts = [to_utf8(str(example.prompt)) for example in examples]
     replies = [to_utf8(str(example.completion)) for example in examples]
     eos = tokenizer.eos_token
-    whole = [p + (r if r.endswith(eos) else r + eos) for p, r in zip(prompts, replies, strict=True)]
     # A text example has no prompt, so nothing of it is masked, not even a BOS token.
-    asked = [prompt for prompt in prompts if prompt]
-    if not whole:
-        return []
+    texts = [prompt for prompt in prompts if prompt]
+    texts += [p + (r if r.endswith(eos) else r + eos) for p, r in zip(prompts, replies, strict=True)]
     backend = _backend(tokenizer)
-    texts = asked + whole
-    ids = list(tokenizer(text=texts)["input_ids"]) if backend is None else _ids(tokenizer, backend, texts, special=True)
-    of_prompts, of_all = iter(ids[: len(asked)]), ids[len(asked) :]
-    return [(next(of_prompts) if p else [], own) for p, own in zip(prompts, of_all, strict=True)]
+    ids = iter(tokenizer(text=texts)["input_ids"] if backend is None else _ids(tokenizer, backend, texts, special=True))
+    of_prompts = [next(ids) if prompt else [] for prompt in prompts]
+    return list(zip(of_prompts, ids, strict=True))
 
 
 def _ids(tokenizer: Any, backend: Any, texts: list[str], *, special: bool) -> list[list[int]]:
@@ -121,10 +116,9 @@ def _backend(tokenizer: Any) -> Any:
     """
     from transformers import PreTrainedTokenizerFast as Fast
 
-    if not isinstance(tokenizer, Fast) or hasattr(tokenizer, "_switch_to_input_mode"):
-        return None
-    own = (n for n in _FAST if n in vars(tokenizer) or getattr(type(tokenizer), n, None) is not getattr(Fast, n, None))
-    if any(own):
+    cls = type(tokenizer)
+    own = (n for n in _FAST if n in vars(tokenizer) or getattr(cls, n, None) is not getattr(Fast, n, None))
+    if not isinstance(tokenizer, Fast) or hasattr(tokenizer, "_switch_to_input_mode") or any(own):
         return None
     backend = tokenizer.backend_tokenizer
     plain = backend.padding is None and backend.truncation is None
@@ -132,30 +126,24 @@ def _backend(tokenizer: Any) -> Any:
 
 
 def _chat_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[int], list[int]]]:
-    prompts = [to_utf8_turns(example.prompt) for example in examples if not isinstance(example.prompt, str)]
-    replies = [to_utf8_turns(example.completion) for example in examples if not isinstance(example.completion, str)]
-    whole = [prompt + reply for prompt, reply in zip(prompts, replies, strict=True)]
     if not examples:
         return []
+    prompts = [to_utf8_turns(as_turns("user", example.prompt)) for example in examples]
+    replies = [to_utf8_turns(as_turns("assistant", example.completion)) for example in examples]
+    whole = [prompt + reply for prompt, reply in zip(prompts, replies, strict=True)]
     if (backend := _backend(tokenizer)) is None:
         # `return_dict` fixes the return type, which changed between transformers releases.
         asked = rendered(tokenizer, prompts, tokenize=True, return_dict=True, add_generation_prompt=True)["input_ids"]
         return list(zip(asked, rendered(tokenizer, whole, tokenize=True, return_dict=True)["input_ids"], strict=True))
-    texts = [
-        *rendered(tokenizer, prompts, tokenize=False, add_generation_prompt=True),
-        *rendered(tokenizer, whole, tokenize=False),
-    ]
-    ids = _ids(tokenizer, backend, texts, special=False)
+    opened = rendered(tokenizer, prompts, tokenize=False, add_generation_prompt=True)
+    ids = _ids(tokenizer, backend, [*opened, *rendered(tokenizer, whole, tokenize=False)], special=False)
     return list(zip(ids[: len(prompts)], ids[len(prompts) :], strict=True))
 
 
 def encode_all(
     examples: Sequence[Example], tokenizer: Any, *, max_length: int | None, role: Literal["task", "safety"]
 ) -> EncodedSet:
-    """Encode every example; one without a scored token has no token mean.
-
-    For `safety` that is an error; for `task` it is dropped, as TRL does, up to 5 % of the set.
-    """
+    """Encode every example. One without a scored token is an error for `safety`; for `task`, up to 5 % are dropped."""
     kept = list(encode_each(examples, tokenizer, max_length=max_length, role=role))
     return EncodedSet(kept, sum(item.truncated for item in kept))
 
@@ -183,13 +171,10 @@ def encode_each(
 
 
 def collate(batch: Sequence[Encoded], pad_token_id: int, pad_to_multiple_of: int | None = None) -> "dict[str, Tensor]":
-    """Pad on the right to the longest example, rounded up to `pad_to_multiple_of`.
+    """`input_ids`, `attention_mask` and `labels`, int64 (batch, length), padded on the right to the longest example.
 
-    The mask and labels come from lengths, not from comparing ids with the pad id, so a real EOS keeps its
-    label and its attention when it doubles as the pad token.
-
-    Returns:
-        `input_ids`, `attention_mask` and `labels` (-100 on padding), each int64 of shape (batch, length).
+    Mask and labels come from lengths, not from comparing ids with the pad id, so that a real EOS keeps both when it
+    doubles as the pad token. The length is rounded up to `pad_to_multiple_of`.
     """
     import torch
 
@@ -214,10 +199,7 @@ def listed(examples: Sequence[Example]) -> str:
 
 
 def require_usable_tokenizer(tokenizer: Any, needs_chat: bool) -> None:
-    """Refuse a tokenizer that cannot encode the data; give it a pad token where it has none, as TRL does.
-
-    Padding with EOS is safe here: labels come from lengths, never from the pad id, so EOS stays scored.
-    """
+    """Refuse a tokenizer that cannot encode the data; where it has no pad token, EOS becomes it, as in TRL."""
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     lacking = None
     if needs_chat and not tokenizer.chat_template:
@@ -239,11 +221,7 @@ def template_sha256(tokenizer: Any) -> str:
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
-    """Hash of what turns text into ids: vocabulary, merges, special tokens; not the chat template.
-
-    The pad token and the padding and truncation state are left out: they change no scored token, and calling
-    the tokenizer or `require_usable_tokenizer` changes them.
-    """
+    """Hash of what turns text into ids; not the template, nor the pad token and what a call of it changes."""
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         return sha256_json([type(tokenizer).__name__, tokenizer.get_vocab(), special])

@@ -6,22 +6,23 @@
 | conversational | tuple of messages     | tuple of messages     |
 | text           | "" (there is none)    | the whole text        |
 
-A message is `{"role": ..., "content": ...}`, both strings; `tool_calls` has what else it may hold.
+A message is `{"role": ..., "content": ...}`. The first of a conversation may have `tools` (descriptions, from the
+column `tools`), an assistant's `tool_calls`; both as JSON text. So all values are strings, an example's id covers them,
+and they go wherever its prompt goes; they are spelled out where a template renders them.
 """
 
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from holdfast.core.errors import DataError
 from holdfast.core.hashing import sha256_text
-from holdfast.data.tool_calls import CALLS, TOOLS, spelled_out, tools_of
 
 Message: TypeAlias = dict[str, str]
 Turns: TypeAlias = tuple[Message, ...]
-Kind: TypeAlias = Literal["plain", "chat", "text"]
+TOOLS, CALLS = "tools", "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,13 @@ class Example:
     """A prompt, the reply to score, and where both came from."""
 
     id: str  # first 16 hex digits of the sha256 of the canonical (prompt, completion); see `make_example`
-    prompt: str | Turns  # string, messages, or "" for a text example
-    completion: str | Turns  # string, messages, or the whole text
+    prompt: str | Turns
+    completion: str | Turns
     where: str  # `file:line`, or `row 12 of <name>`
     category: str | None = None  # a label to report by, where the data has one; no part of the id
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Literal["plain", "chat", "text"]:
         if not isinstance(self.prompt, str):
             return "chat"
         return "plain" if self.prompt else "text"
@@ -57,21 +58,14 @@ def as_turns(role: str, content: str | Turns) -> Turns:
 
 
 def prompt_text(example: Example) -> str:
-    """The text by which prompts are compared: the string, or all system and user contents, one a line.
-
-    A text example has no prompt; its whole text stands in, so that a leak check still sees it.
-    """
+    """The text by which prompts are compared: all system and user contents, one a line; a text example's whole text."""
     if isinstance(example.prompt, str):
         return example.prompt or str(example.completion)
     return "\n".join(turn["content"] for turn in example.prompt if turn["role"] != "assistant")
 
 
 def searchable_texts(example: Example) -> list[str]:
-    """The texts of a task row in which a certify prompt is looked for.
-
-    The joined prompt (`prompt_text`), and every turn that is not the assistant's on its own: a short question under
-    a long system prompt, or as a later turn, is a small part of the joined text.
-    """
+    """The joined prompt of a task row, and every turn that is not the assistant's, of which it may be a large part."""
     sides = (side for side in (example.prompt, example.completion) if not isinstance(side, str))
     turns = [turn["content"] for side in sides for turn in side if turn["role"] != "assistant"]
     return list(dict.fromkeys([prompt_text(example), *turns]))
@@ -89,6 +83,21 @@ def said(turn: Message) -> str:
     return "\n".join(text for text in (turn["content"], turn.get(CALLS)) if text)
 
 
+def has_tools(turns: Sequence[Mapping[str, str]]) -> bool:
+    """Whether a conversation has tools, or calls one."""
+    return any(TOOLS in turn or CALLS in turn for turn in turns)
+
+
+def tools_of(turns: Sequence[Mapping[str, str]]) -> Any:
+    """The tools of a conversation, as templates take them; None where it has none."""
+    return next((json.loads(turn[TOOLS]) for turn in turns[:1] if TOOLS in turn), None)
+
+
+def spelled_out(turns: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """The turns as templates and TRL take them: calls as lists, and no tools."""
+    return [{k: json.loads(v) if k == CALLS else v for k, v in turn.items() if k != TOOLS} for turn in turns]
+
+
 class _Separators(dict[int, str | None]):
     """A `str.translate` table filled on demand: punctuation, symbols, control to space; format marks away."""
 
@@ -104,36 +113,31 @@ _SEPARATORS = _Separators()
 
 
 def normalise(text: str) -> str:
-    """NFKC, casefold, punctuation and symbols to space, whitespace collapsed.
-
-    A text of symbols alone (emoji, say) keeps them, otherwise all such texts would be equal.
-    """
+    """NFKC, casefold, punctuation and symbols to space (but in texts of symbols alone), whitespace collapsed."""
     folded = text
     for _ in range(2):  # case folding can undo NFKC, and NFKC case folding
         folded = unicodedata.normalize("NFKC", folded).casefold()
     folded = unicodedata.normalize("NFKC", folded)
-    words = " ".join(folded.translate(_SEPARATORS).split())
-    return words or " ".join(folded.split())
+    return " ".join(folded.translate(_SEPARATORS).split()) or " ".join(folded.split())
 
 
 def as_chat(example: Example) -> Example:
     """The conversational form: plain becomes one user and one assistant message, with the same id."""
-    if isinstance(example.prompt, str) and example.prompt:
-        prompt, reply = as_turns("user", example.prompt), as_turns("assistant", example.completion)
-        return replace(example, prompt=prompt, completion=reply)
     if example.kind == "text":
         what = f"{example.where}: a text example has no prompt and cannot become a conversation"
         raise DataError(what, remedy="give prompt and completion columns, or messages")
-    return example
+    if example.kind == "chat":
+        return example
+    prompt, reply = as_turns("user", example.prompt), as_turns("assistant", example.completion)
+    return replace(example, prompt=prompt, completion=reply)
 
 
 def uniform(examples: Iterable[Example]) -> list[Example]:
     """All examples in one format: where plain and conversational are mixed, plain ones become conversational."""
     every = list(examples)
-    texts = [example for example in every if example.kind == "text"]
     if len({example.kind for example in every}) < 2:
         return every
-    if texts:
+    if texts := [example for example in every if example.kind == "text"]:
         raise DataError(
             f"{len(texts)} text examples are mixed with {len(every) - len(texts)} prompt/completion examples "
             f"(first text example: {texts[0].where}); expected one format",
@@ -160,9 +164,10 @@ def to_rows(examples: Sequence[Example]) -> list[dict[str, Any]]:
 def each_row(examples: Sequence[Example]) -> Iterator[dict[str, Any]]:
     """The same, one at a time."""
     for example in uniform(examples):
-        sides = {"prompt": example.prompt, "completion": example.completion}
-        if example.kind == "text":
-            sides = {"text": example.completion}
+        is_text = example.kind == "text"
+        sides = (
+            {"text": example.completion} if is_text else {"prompt": example.prompt, "completion": example.completion}
+        )
         row: dict[str, Any] = {
             name: to_utf8(side) if isinstance(side, str) else spelled_out(to_utf8_turns(side))
             for name, side in sides.items()

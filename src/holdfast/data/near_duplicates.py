@@ -7,21 +7,18 @@ have at least five words and, with A and B their sets of shingles,
     |A and B| / |A or B| >= 4/5   over what is not common, or over the cores, if one has a core of three or more;
     |A and B| / |A or B| >= 4/5   over all shingles, if neither has.
 
-So prompts with one long prefix and unlike tails of five words or more are compared by their tails, and a template whose
-slots are filled with a few words is compared as a whole: its variants stay together however many there are. Texts of
-under five words have too few shingles for a ratio, so that questions such as "How do I ... ?" do not merge.
+So prompts with one long prefix are compared by their tails, and a template whose slots are filled with a few words is
+compared as a whole: its variants stay together. Shorter texts have too few shingles for a ratio.
 
-All is a function of the set of texts: symmetric, and independent of their order. The work is near-linear: pairs are
-looked for through shingles that are not common, and texts without a core by their set of common shingles (`_whole`).
+All is a function of the set of texts: symmetric, independent of their order, and near-linear: pairs are looked for
+through shingles that are not common, and texts without a core by their set of common shingles (`_whole`).
 
-Leak search: a text occurs in another where |A and B| / |A| >= 4/5. A prompt inside a longer text has a low Jaccard
-similarity with it; this ratio is not changed by what stands around the prompt. A needle of under five words occurs
-where the normalised texts are equal or, if it has at least three words, as a run of whole words. Where a needle's core
-has three shingles or more, it occurs where 4/5 of its core do, or 4/5 of its shingles that are not common to many
-needles: a constant prefix before every needle neither hides a leak nor makes one.
+Leak search: a text occurs in another where |A and B| / |A| >= 4/5, whatever stands around it. A needle of under five
+words occurs where the normalised texts are equal or, if it has at least three words, as a run of whole words. Where a
+needle's core has three shingles or more, it occurs where 4/5 of its core do, or 4/5 of its shingles that are not common
+to many needles: a constant prefix before every needle neither hides a leak nor makes one.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -38,21 +35,16 @@ RULE = (
 
 
 def clusters(texts: Sequence[str]) -> list[int]:
-    """A label for each text: the position of the first text of its group of near-duplicates.
-
-    Groups are the connected parts of the graph of matching pairs, so no two groups share a match.
-    """
+    """A label for each text: the position of the first text of its group; groups are what matching pairs connect."""
     places = shingles.by_normalised(texts)
     unique = list(places)
     parts = _Parts(len(unique))
-    for one, others in _matching(unique, parts.apart, shingles.common_limit(len(unique)), parts):
+    for one, others in _matching(unique, parts.apart, parts):
         parts.join(one, others)
     labels = [0] * len(texts)
-    first: dict[int, int] = {}
     for text, root in zip(unique, parts.roots(np.arange(len(unique))).tolist(), strict=True):
-        label = first.setdefault(root, places[text][0])  # texts come in the order of their first positions
         for position in places[text]:
-            labels[position] = label
+            labels[position] = places[unique[root]][0]  # texts come in the order of their first positions
     return labels
 
 
@@ -68,18 +60,15 @@ def matches(
     def across(one: int, others: Numbers) -> Numbers:
         return np.asarray(others[(in_a[one] & in_b[others]) | (in_b[one] & in_a[others])])
 
-    pairs = {(text, text) for text in places_a if text in places_b}
-    for one, others in _matching(unique, across, shingles.common_limit(len(unique))):
+    pairs = {(text, text) for text in places_a.keys() & places_b.keys()}
+    for one, others in _matching(unique, across):
         for other in across(one, others).tolist():
-            pairs.update(((unique[one], unique[other]), (unique[other], unique[one])))
+            pairs |= {(unique[one], unique[other]), (unique[other], unique[one])}
     return sorted((i, j) for a, b in pairs for i in places_a.get(a, ()) for j in places_b.get(b, ()))
 
 
 def contained(needles: Sequence[str], haystacks: Sequence[str], *, ignore_common: bool = True) -> list[tuple[int, int]]:
-    """All pairs (position in needles, position in haystacks) where the needle occurs in the haystack, ascending.
-
-    Unless `ignore_common`, what many needles have in common counts, too.
-    """
+    """All pairs (needle, haystack) of positions, ascending; unless `ignore_common`, what many needles share counts."""
     places, texts = shingles.by_normalised(needles), shingles.by_normalised(haystacks)
     found = _search(list(places), list(texts), lambda _: False, ignore_common)
     pairs = {(a, b) for some, others in found for a in some for b in others}
@@ -87,11 +76,9 @@ def contained(needles: Sequence[str], haystacks: Sequence[str], *, ignore_common
 
 
 def occurring(needles: Sequence[str], haystacks: Sequence[str]) -> list[int]:
-    """Positions of the needles that occur in any haystack, ascending: `contained` without the pairs, of which a
-    template in both makes as many as needles times haystacks.
+    """Positions of the needles that occur in any haystack, ascending: `contained` without the pairs.
 
-    Whether a needle occurs depends on the needles and the one haystack alone, so that haystacks are searched in
-    windows: the shingles of a million of them take ten times the memory of their texts.
+    Haystacks are searched in windows: the shingles of a million of them take ten times the memory of their texts.
     """
     places = shingles.by_normalised(needles)
     seen: set[str] = set()
@@ -127,11 +114,9 @@ class _Parts:
         self._parent[roots] = roots.min()
 
 
-def _matching(
-    texts: Sequence[str], wanted: Wanted, limit: int | None, parts: _Parts | None = None
-) -> Iterator[tuple[int, Numbers]]:
-    found = shingles.shingles_of(texts, limit=limit)
-    cored = (found.core.sizes >= MIN_CORE) & (found.words >= MIN_WORDS)
+def _matching(texts: Sequence[str], wanted: Wanted, parts: _Parts | None = None) -> Iterator[tuple[int, Numbers]]:
+    found = shingles.shingles_of(texts, limit=shingles.common_limit(len(texts)))
+    cored = found.core.sizes >= MIN_CORE
 
     def by_own(one: int, others: Numbers) -> Numbers:
         return wanted(one, others if cored[one] else others[cored[others]])
@@ -139,7 +124,7 @@ def _matching(
     for sets in (found.own,) if found.core is found.every else (found.own, found.core):
         for one, others, _ in shingles.similar(sets, by_own):
             yield one, others
-    rest = np.flatnonzero(~cored & (found.words >= MIN_WORDS))
+    rest = np.flatnonzero(~cored & (found.every.sizes > 0))
     if len(rest):
         yield from _whole(found.every, found.common, rest, wanted, parts)
 
@@ -149,9 +134,9 @@ def _whole(
 ) -> Iterator[tuple[int, Numbers]]:
     """Matches among texts without a core, over all their shingles.
 
-    Either they share a shingle that is not common, which leads from one to the other. Or they share only common ones:
-    then these are similar on their own, and texts with the same common shingles are compared as one. With x shared
-    ones of c and d, and a and b that are not common, they match if and only if a + b <= 5/4 x - (c + d - x).
+    Either they share a shingle that is not common. Or they share only common ones: then these are similar on their own,
+    and texts with the same common shingles are compared as one. With x shared ones of c and d, and a and b that are not
+    common, they match if and only if a + b <= 5/4 x - (c + d - x).
     """
     sets = every.rows(rest)
 
@@ -163,33 +148,26 @@ def _whole(
         yield int(rest[one]), rest[others]
     shared = sets.where(sets.values >= common)
     extra = sets.sizes - shared.sizes
-    kinds = shingles.equal_sets(shared, extra)
-    common_sets = shared.rows(np.array([kind[0] for kind in kinds]))
+    kinds, common_sets = shingles.equal_sets(shared, extra)
     sizes = common_sets.sizes
-    for kind, size in zip(kinds, sizes.tolist(), strict=True):
-        for one, others in _within(kind, kind, extra, _slack(size, size, size), parts is not None):
-            yield int(rest[one]), rest[others]
 
+    def between(one: int, other: int, both: int) -> Iterator[tuple[int, Numbers]]:
+        slack = DENOMINATOR * both // NUMERATOR - int(sizes[one] + sizes[other] - both)
+        for first, second in _within(kinds[one], kinds[other], extra, slack, parts is not None):
+            yield int(rest[first]), rest[second]
+
+    for kind, size in enumerate(sizes.tolist()):
+        yield from between(kind, kind, size)
     worth = (lambda _, others: others) if parts is None else _not_connected(parts, [rest[kind] for kind in kinds])
     for one, others, overlap in shingles.similar(common_sets, worth):
         for other, both in zip(others.tolist(), overlap.tolist(), strict=True):
-            slack = _slack(both, int(sizes[one]), int(sizes[other]))
-            for first, second in _within(kinds[one], kinds[other], extra, slack, parts is not None):
-                yield int(rest[first]), rest[second]
-
-
-def _slack(both: int, first: int, second: int) -> int:
-    """The most shingles that two texts may have besides their common ones and still match."""
-    return DENOMINATOR * both // NUMERATOR - (first + second - both)
+            yield from between(one, other, both)
 
 
 def _within(
     first: Numbers, second: Numbers, extra: Numbers, slack: int, connect: bool
 ) -> Iterator[tuple[int, Numbers]]:
-    """Pairs of one kind and another whose extra shingles are at most `slack` together; both kinds come by `extra`.
-
-    To connect them, the first of each kind is enough: it matches whatever any other of its kind matches.
-    """
+    """Pairs of two kinds with at most `slack` extra shingles together; to connect them, the first of each is enough."""
     sides = [(first[0], second), (second[0], first)] if connect else [(one, second) for one in first]
     for one, others in sides:
         fits = others[: np.searchsorted(extra[others], slack - extra[one], side="right")]
@@ -215,41 +193,36 @@ def _not_connected(parts: _Parts, kinds: Sequence[Numbers]) -> Wanted:
 def _search(
     needles: list[str], haystacks: list[str], done: Callable[[str], bool], ignore_common: bool
 ) -> Iterator[tuple[list[str], list[str]]]:
-
-    def finished(names: list[str]) -> Callable[[int], bool]:
-        return lambda number: done(names[number])
-
     yield from _short(needles, haystacks)
     texts = list(dict.fromkeys([*needles, *haystacks]))
     places = {text: number for number, text in enumerate(texts)}
     limit = shingles.common_limit(len(needles)) if ignore_common else None
     known = shingles.shingles_of(texts, limit=limit, counted=len(needles))
     every = known.every.rows(np.array([places[text] for text in haystacks], dtype=np.int64))
-    long = known.words[: len(needles)] >= MIN_WORDS
-    cored = long & (known.core.sizes[: len(needles)] >= MIN_CORE)
-    plain = np.flatnonzero(long & ~cored)
-    asked = [(known.core, np.flatnonzero(cored), None), (known.every, plain, known.common)]
-    if known.core is not known.every:
-        asked.append((known.own, np.flatnonzero(cored), None))
-    for sets, rows, below in asked:
+    cored = known.core.sizes[: len(needles)] >= MIN_CORE
+    plain = np.flatnonzero(~cored & (known.every.sizes[: len(needles)] > 0))
+
+    def holding(sets: Sets, rows: Numbers, below: int | None = None) -> Iterator[tuple[list[str], list[str]]]:
         names = [texts[row] for row in rows.tolist()]
-        for one, found, _ in shingles.holding(sets.rows(rows), every, done=finished(names), below=below):
-            yield [names[one]], [haystacks[other] for other in found.tolist()]
+        found = shingles.holding(sets.rows(rows), every, done=lambda number: done(names[number]), below=below)
+        for one, others, _ in found:
+            yield [names[one]], [haystacks[other] for other in others.tolist()]
+
+    yield from holding(known.core, np.flatnonzero(cored))
+    yield from holding(known.every, plain, known.common)
+    if known.core is not known.every:
+        yield from holding(known.own, np.flatnonzero(cored))
     for some, others in _by_common(known, plain, every):
         yield [texts[row] for row in some.tolist()], [haystacks[other] for other in others.tolist()]
 
 
 def _by_common(known: Shingles, rows: Numbers, every: Sets) -> Iterator[tuple[Numbers, Numbers]]:
-    """Needles without a core and the haystacks whose common shingles alone are 4/5 of theirs.
-
-    Needles, and haystacks, with the same common shingles are compared as one.
-    """
+    """Needles without a core and the haystacks whose common shingles alone are 4/5 of theirs; equal sets as one."""
     needles = known.every.rows(rows)
     sizes = needles.sizes
     mine, theirs = (sets.where(sets.values >= known.common) for sets in (needles, every))
-    some, others = shingles.equal_sets(mine, sizes), shingles.equal_sets(theirs, theirs.sizes)
-    first = [np.array([kind[0] for kind in kinds], dtype=np.int64) for kinds in (some, others)]
-    for one, held_by, shared in shingles.holding(mine.rows(first[0]), theirs.rows(first[1])):
+    (some, asked), (others, held) = shingles.equal_sets(mine, sizes), shingles.equal_sets(theirs, theirs.sizes)
+    for one, held_by, shared in shingles.holding(asked, held):
         members = some[one]  # from small to large
         for other, both in zip(held_by.tolist(), shared.tolist(), strict=True):
             fits = members[: np.searchsorted(NUMERATOR * sizes[members], DENOMINATOR * both, side="right")]
@@ -258,24 +231,14 @@ def _by_common(known: Shingles, rows: Numbers, every: Sets) -> Iterator[tuple[Nu
 
 def _short(needles: list[str], haystacks: list[str]) -> Iterator[tuple[list[str], list[str]]]:
     """Needles of under five words: equal texts, and runs of three or four words."""
-    runs: dict[int, dict[tuple[str, ...], str]] = defaultdict(dict)
-    equal = set()
-    for needle in needles:
-        found = shingles.words(needle)
-        if len(found) < MIN_WORDS:
-            equal.add(needle)
-            if len(found) >= MIN_RUN:
-                runs[len(found)][tuple(found)] = needle
+    split = [(needle, tuple(shingles.words(needle))) for needle in needles]
+    equal = {needle for needle, own in split if len(own) < MIN_WORDS}
+    runs = {own: needle for needle, own in split if MIN_RUN <= len(own) < MIN_WORDS}
+    sizes = {len(own) for own in runs}
     for haystack in haystacks:
-        if haystack in equal:
-            yield [haystack], [haystack]
-        if runs:
-            parts = shingles.words(haystack)
-            held = {
-                known[run]
-                for size, known in runs.items()
-                for run in zip(*(parts[i:] for i in range(size)), strict=False)
-                if run in known
-            }
-            if held:
-                yield list(held), [haystack]
+        held = {haystack} & equal
+        parts = shingles.words(haystack) if sizes else []
+        for size in sizes:
+            held |= {runs[run] for run in zip(*(parts[i:] for i in range(size)), strict=False) if run in runs}
+        if held:
+            yield list(held), [haystack]

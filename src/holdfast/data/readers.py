@@ -9,6 +9,7 @@ import json
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias
 
@@ -22,23 +23,21 @@ Rows: TypeAlias = Generator[tuple[str, Any], None, None]
 Reader: TypeAlias = Callable[[Path, Problems], Rows]
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object has the same key twice")
-    return found
-
-
 def strict_json(data: bytes) -> Any:
     """Parse JSON: UTF-8, no NUL, no NaN or infinity, no duplicate keys."""
+
+    def refuse_constant(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not JSON")
+
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(found := dict(pairs)) != len(pairs):
+            raise ValueError("an object has the same key twice")
+        return found
+
     if b"\0" in data:
         raise ValueError("a NUL byte")
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        return json.loads(data.decode("utf-8"), object_pairs_hook=unique_keys, parse_constant=refuse_constant)
     except UnicodeDecodeError as error:
         raise ValueError(f"not valid UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
@@ -49,15 +48,13 @@ def strict_json(data: bytes) -> Any:
 
 def _lines(handle: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
     """Numbered lines; None for one over `MAX_LINE`, whose rest is read away without being kept."""
-    number = 0
-    while piece := handle.readline(MAX_LINE + 1):
-        number += 1
-        if len(piece) <= MAX_LINE:
-            yield number, piece.removeprefix(BOM) if number == 1 else piece
-            continue
-        while piece and not piece.endswith(b"\n"):
+    for number in count(1):
+        if not (piece := handle.readline(MAX_LINE + 1)):
+            return
+        whole = len(piece) <= MAX_LINE
+        while not whole and piece and not piece.endswith(b"\n"):
             piece = handle.readline(MAX_LINE + 1)
-        yield number, None
+        yield number, piece.removeprefix(BOM if number == 1 else b"") if whole else None
 
 
 def read_jsonl(path: Path, problems: Problems) -> Rows:
@@ -89,18 +86,8 @@ def read_json(path: Path, problems: Problems) -> Rows:
             raise ValueError("expected one list of objects")
     except ValueError as error:
         problems.add(str(path), str(error), fatal=True)
-        return
-    for number, row in enumerate(rows):
-        yield f"{path} item {number}", row
-
-
-def _first_lines(reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """The rows of a csv.reader with the line on which each begins; blank lines are no rows."""
-    first = reader.line_num + 1
-    for fields in reader:
-        if fields:
-            yield first, fields
-        first = reader.line_num + 1
+    else:
+        yield from ((f"{path} item {number}", row) for number, row in enumerate(rows))
 
 
 def read_delimited(path: Path, problems: Problems, *, delimiter: str) -> Rows:
@@ -113,14 +100,15 @@ def read_delimited(path: Path, problems: Problems, *, delimiter: str) -> Rows:
             if len(set(header)) != len(header):
                 problems.add(f"{path}:1", "a column name occurs twice", fatal=True)
                 return
-            for line, fields in _first_lines(reader):
-                where = f"{path}:{line}"
-                if len(fields) != len(header):
+            where = f"{path}:{reader.line_num + 1}"
+            for fields in reader:
+                if fields and len(fields) != len(header):
                     problems.add(where, f"expected {len(header)} fields, as in the header")
                 elif any("\0" in value for value in fields):
                     problems.add(where, "a NUL byte")
-                else:
+                elif fields:  # a blank line is no row
                     yield where, dict(zip(header, fields, strict=True))
+                where = f"{path}:{reader.line_num + 1}"
     except csv.Error as error:  # the parser cannot find the next row after this
         problems.add(f"{path}:{reader.line_num}", f"not valid {path.suffix[1:].upper()}: {error}", fatal=True)
     except UnicodeDecodeError as error:

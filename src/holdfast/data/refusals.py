@@ -1,7 +1,6 @@
 """Generic refusals, and their tokens after any prompt.
 
-A refusal of `GENERIC` fits every prompt, so that it can stand in for a reply that a model should prefer. `refused` puts
-one in the place of an example's reply; `RefusalTokens` does the same where only token ids are left of an example.
+A refusal of `GENERIC` fits every prompt, so that it can stand in for a reply that a model should prefer.
 """
 
 from collections.abc import Sequence
@@ -24,10 +23,7 @@ JOINED = 2  # tokens of blanks that may stand between a template's opening of a 
 
 
 def refused(example: Example, number: int) -> Example:
-    """The example with refusal `number` (counted around the list) in the place of its reply.
-
-    Blanks before a plain reply are kept: they belong to the way prompts are joined with replies.
-    """
+    """The example with refusal `number` (counted around the list) as its reply, behind the blanks of a plain reply."""
     refusal = GENERIC[number % len(GENERIC)]
     if example.kind == "text":
         raise DataError(f"{example.where}: no prompt to refuse", remedy="give prompt and completion, or messages")
@@ -41,10 +37,10 @@ class RefusalTokens:
     """Token ids of every refusal as a reply to a prompt of which only the ids are known.
 
     A chat template renders a reply in the same way after every prompt, and a plain reply is a string put behind the
-    prompt, so the ids of a reply do not depend on the prompt; only on which of three forms the prompt has. It is
-    conversational if it ends with what the template puts before a reply; otherwise plain, and the reply begins with a
-    blank or not, like the row's own. Where a reply begins with blanks, a tokenizer may join them with the end of what
-    the template puts there: a token of it may then be missing, or blanks may follow, and it is put right first.
+    prompt, so a reply's ids depend only on which of three forms the prompt has. It is conversational if it ends with
+    what the template puts before a reply; otherwise plain, and the reply begins with a blank or not, like the row's
+    own. Where a reply begins with blanks, a tokenizer may join them with the end of what the template puts there; a
+    token of it may then be missing, or blanks may follow, and it is put right first.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -85,11 +81,11 @@ class RefusalTokens:
             prompt, ids = settled, self._chat[number]
         else:
             ids = self._plain[self._blank(prompt, first)][number]
-        full, kept = (*prompt, *ids), slice(None, max_length)
+        full = (*prompt, *ids)
         # An opening that was put right may fill `max_length`; one token must be scored all the same.
         start = len(prompt) if max_length is None else min(len(prompt), max_length - 1)
-        whole, labels = full[kept], (*[IGNORE] * start, *full[start:])[kept]
-        return Encoded("", whole, labels, len(whole) < len(full))
+        labels = (*[IGNORE] * start, *full[start:])
+        return Encoded("", full[:max_length], labels[:max_length], len(full[:max_length]) < len(full))
 
     def _conversation(self, prompt: Sequence[int]) -> Sequence[int] | None:
         """The prompt with the template's opening of a reply at its end; None if it is plain."""

@@ -1,20 +1,22 @@
 """One row of a file or data set to one `Example`, or the reason why not."""
 
 import difflib
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
-from holdfast.data.examples import Example, Message, Turns, completion_text, make_example, prompt_text
-from holdfast.data.tool_calls import CALLS, NAMES, TOOLS, as_text
+from holdfast.data.examples import CALLS, TOOLS, Example, Message, Turns, completion_text, make_example, prompt_text
 
 MAX_LISTED = 20
 SKIPPED_SHARE = 0.01
 ROLES = ("system", "developer", "user", "assistant", "tool")
-SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+SHAREGPT_KEYS, SHAREGPT_ROLES = {"from": "role", "value": "content"}, {"human": "user", "gpt": "assistant"}
+NAMES = ("name", "tool_call_id")  # of a turn with a tool's result
 FORMATS = (("prompt", "completion"), ("messages",), ("conversations",), ("text",))
 CATEGORY = "category"
 MAX_CATEGORY = 100  # characters; longer is text, not a label
@@ -38,42 +40,42 @@ class RowError(ValueError):
 class MissingColumnsError(RowError):
     """The row has none of the known sets of columns."""
 
-    def explained(self, where: str, found: Iterable[str], columns: Mapping[str, str]) -> "OtherColumnsError":
-        """Name the columns found and the mapping to write; what may be text instead of a name is only counted."""
-        columns = {name: column for name, column in columns.items() if name != CATEGORY}  # which belongs to no format
+
+class OtherColumnsError(DataError):
+    """A source has other columns than expected: those found (what may be text is only counted) and a mapping."""
+
+    @classmethod
+    def of(cls, where: str, found: Iterable[str], columns: Mapping[str, str]) -> "OtherColumnsError":
+        columns = _of_format(columns)
         names, listed = _listed_columns(found, columns.values())
         if listed and listed[-1].endswith(("other", "others")):
             listed[-1] += " (is the header line missing?)"
-        wanted = [name for name in columns.values() if name not in names] or ["prompt", "completion"]
-        proposal = {}
+        proposals = []
         for ours in columns or ("prompt", "completion"):
             close = difflib.get_close_matches(columns.get(ours, ours), names, n=1)
             synonyms = [name for name in PROPOSALS.get(ours, ()) if name in names]
-            proposal[ours] = (close or synonyms or ["<column>"])[0]
-        written = ", ".join(f"{ours}: {theirs}" for ours, theirs in proposal.items())
+            proposals.append(f"{ours}: {(close or synonyms or ['<column>'])[0]}")
+        wanted = [name for name in columns.values() if name not in names] or ["prompt", "completion"]
         expected = ", ".join(wanted) if columns else "prompt and completion, messages, conversations, or text"
-        what = f"{where}: expected columns {expected}; found {', '.join(listed) or 'none'}"
-        named = f"columns: {{{written}}}"
-        remedy = f"name the columns to use, for example {named}; in a run file task: {{data: FILE, {named}}}"
-        return OtherColumnsError(what, remedy=remedy)
-
-
-class OtherColumnsError(DataError):
-    """A source has other columns than expected, probably in every row."""
+        named = f"columns: {{{', '.join(proposals)}}}"
+        return cls(
+            f"{where}: expected columns {expected}; found {', '.join(listed) or 'none'}",
+            remedy=f"name the columns to use, for example {named}; in a run file task: {{data: FILE, {named}}}",
+        )
 
 
 class BadRowsError(DataError):
     """Rows of a source are malformed; they are named."""
 
 
+@dataclass
 class Problems:
     """Collects refusals by place, so that one error can list them all, or a report those that were skipped."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.total = 0
-        self.listed: list[str] = []  # the first 20, each with its place and its reason
-        self._fatal = False
+    source: str
+    total: int = 0
+    listed: list[str] = field(default_factory=list)  # the first 20, each with its place and its reason
+    _fatal: bool = False
 
     def add(self, where: str, reason: str, *, fatal: bool = False) -> None:
         """Note one refusal; the first 20 are kept. After a `fatal` one nothing can be read, so it is no row to skip."""
@@ -88,14 +90,10 @@ class Problems:
             raise self._error("", "correct or remove the rows named above")
 
     def require_few(self, kept: int) -> None:
-        """Refuse to skip so many rows that the file is in another format rather than damaged.
-
-        Up to 20 may be skipped, since each of them is named, or 1 % of all rows; never as many as are kept.
-        """
+        """Refuse to skip more than 20 rows (each is named) and 1 % of all, or as many as are kept: another format."""
         if self._fatal:
-            raise self._error(
-                "; what follows there cannot be read, which is more than a row to skip", "correct the file"
-            )
+            words = "; what follows there cannot be read, which is more than a row to skip"
+            raise self._error(words, "correct the file")
         allowed = max(MAX_LISTED, int(SKIPPED_SHARE * (kept + self.total)))
         if self.total > allowed or (self.total and self.total >= kept):
             raise self._error(f"; too many to skip (well-formed: {kept})", "correct the file, or check its format")
@@ -109,19 +107,23 @@ class Problems:
 
 def check_columns(columns: Mapping[str, str] | None) -> dict[str, str]:
     """The full mapping of one format (`{}` means: look for the known names in each row)."""
-    given = dict(columns or {})
-    known = [name for names in FORMATS for name in names]
-    for name in given:
-        if name not in known and name != CATEGORY:
-            raise ConfigError(f"unknown name {name!r} in columns", remedy=nearest(name, [*known, CATEGORY]))
-    label = {CATEGORY: given.pop(CATEGORY)} if CATEGORY in given else {}
-    if not given:
-        return label
+    columns = dict(columns or {})
+    known = [name for names in (*FORMATS, (CATEGORY,)) for name in names]
+    for name in columns:
+        if name not in known:
+            raise ConfigError(f"unknown name {name!r} in columns", remedy=nearest(name, known))
+    if not (given := _of_format(columns)):
+        return columns
     for names in FORMATS:
         if set(given) <= set(names):
-            return {name: given.get(name, name) for name in names} | label
+            return {name: name for name in names} | columns
     what = f"columns mixes formats: {', '.join(sorted(given))}"
     raise ConfigError(what, remedy="map prompt and completion, or messages, or text")
+
+
+def _of_format(columns: Mapping[str, str]) -> dict[str, str]:
+    """Without the category, which belongs to no format."""
+    return {name: column for name, column in columns.items() if name != CATEGORY}
 
 
 def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Example:
@@ -131,9 +133,17 @@ def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Exa
     for name, why in UNSUPPORTED.items():
         if row.get(name):
             raise RowError(f"column {name!r} is not supported: {why}")
-    values = _pick(row, {name: column for name, column in columns.items() if name != CATEGORY})
-    if "prompt" in values:
-        example = _prompt_completion(values["prompt"], values["completion"], where)
+    values = _pick(row, _of_format(columns))
+    if isinstance(prompt := values.get("prompt"), str):
+        completion = _string(values["completion"], "completion")
+        if not prompt:
+            raise RowError("the prompt is empty")
+        example = make_example(prompt, completion, where)
+    elif "prompt" in values:
+        turns, reply = messages_of(prompt, "prompt"), messages_of(values["completion"], "completion")
+        if reply[-1]["role"] != "assistant":
+            raise RowError("the completion must end with an assistant message")
+        example = make_example(turns, reply, where)
     elif "text" in values:
         example = make_example("", _string(values["text"], "text"), where)
     else:  # the last message is the completion, all before it the prompt
@@ -152,24 +162,24 @@ def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Exa
 def _category(row: Mapping[str, Any], column: str | None) -> str | None:
     """The row's label. A `category` column that nobody named may be anything, so only a short string counts."""
     value = row.get(column or CATEGORY)
-    if isinstance(value, int) and not isinstance(value, bool) and column is not None:
+    if type(value) is int and column is not None:
         value = str(value)
     if isinstance(value, str) and len(value) <= MAX_CATEGORY:
         return value.strip() or None
-    if value is not None and column is not None:
-        found = f"more than {MAX_CATEGORY} characters" if isinstance(value, str) else _type(value)
-        raise RowError(f"{CATEGORY} must be a short string, found {found}")
-    return None
+    if value is None or column is None:
+        return None
+    found = f"more than {MAX_CATEGORY} characters" if isinstance(value, str) else _type(value)
+    raise RowError(f"{CATEGORY} must be a short string, found {found}")
 
 
 def _pick(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    formats = (tuple(columns),) if columns else FORMATS
+    formats = [{name: columns.get(name, name) for name in names} for names in ((columns,) if columns else FORMATS)]
     for names in formats:
-        values = {name: row.get(columns.get(name, name)) for name in names}
+        values = {name: row.get(column) for name, column in names.items()}
         if all(value is not None for value in values.values()):
             return values
     for names in formats:
-        if all(columns.get(name, name) in row for name in names):
+        if all(column in row for column in names.values()):
             raise RowError(f"{' or '.join(names)} is null")
     expected = ", ".join(columns.values()) if columns else "prompt and completion, messages, or text"
     raise MissingColumnsError(f"expected columns {expected}; found {', '.join(_listed_columns(row)[1]) or 'none'}")
@@ -186,23 +196,14 @@ def with_tools(example: Example, row: Mapping[str, Any]) -> Example:
 
 
 def _json(value: Any, column: str) -> str | None:
-    """A list of tools or calls as JSON text; None where there is none."""
-    try:
-        return None if value is None or value == "" else as_text(value)
-    except ValueError:
-        raise RowError(f"{column} must be a list of objects, or JSON text of one, found {_type(value)}") from None
-
-
-def _prompt_completion(prompt: Any, completion: Any, where: str) -> Example:
-    if isinstance(prompt, str):
-        text = _string(completion, "completion")
-        if not prompt:
-            raise RowError("the prompt is empty")
-        return make_example(prompt, text, where)
-    turns, reply = messages_of(prompt, "prompt"), messages_of(completion, "completion")
-    if reply[-1]["role"] != "assistant":
-        raise RowError("the completion must end with an assistant message")
-    return make_example(turns, reply, where)
+    """A list of tools or calls, or JSON text of one, as JSON text with its order of keys; None where it is empty."""
+    if value is None or value == "":
+        return None
+    with suppress(ValueError):
+        found = json.loads(value) if isinstance(value, str) else value
+        if isinstance(found, Sequence) and all(isinstance(item, Mapping) for item in found):
+            return json.dumps(list(found), ensure_ascii=False) if found else None
+    raise RowError(f"{column} must be a list of objects, or JSON text of one, found {_type(value)}")
 
 
 def messages_of(value: Any, column: str) -> Turns:
@@ -217,12 +218,11 @@ def _message(turn: Any, place: str) -> Message:
     """One role/content message; ShareGPT's from/value, human and gpt are converted."""
     if not isinstance(turn, Mapping):
         raise RowError(f"{place} must be an object with role and content, found {_type(turn)}")
-    renamed = {{"from": "role", "value": "content"}.get(k, k): v for k, v in turn.items() if v is not None}
+    renamed = {SHAREGPT_KEYS.get(k, k): v for k, v in turn.items() if v is not None}
     if set(renamed) - {"role", "content", CALLS, *NAMES}:
         raise RowError(f"{place} has keys besides role, content, {CALLS}, {' and '.join(NAMES)}")
     role = _string(renamed.get("role"), f"{place}.role")
-    role = SHAREGPT_ROLES.get(role, role)
-    if role not in ROLES:
+    if (role := SHAREGPT_ROLES.get(role, role)) not in ROLES:
         raise RowError(f"{place}.role is not one of {', '.join(ROLES)}")
     if isinstance(content := renamed.get("content"), list):
         raise RowError(f"{place}.content must be a string, found a list: images and other media cannot be held")
@@ -241,9 +241,7 @@ def _string(value: Any, column: str) -> str:
 
 
 def _type(value: object) -> str:
-    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
-    if value is None:
-        return "null"
+    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list"}
     return "an object" if isinstance(value, Mapping) else names.get(type(value), type(value).__name__)
 
 

@@ -3,14 +3,13 @@
 A shingle is common when more than `limit` texts hold it. The core of a text are its shingles none of whose words lies
 in a common shingle: what is left when templates, system prompts and jailbreak prefixes are cut away.
 
-Sets are similar where |A and B| / |A or B| >= 4/5, exactly, by prefix filtering. Values are numbered from rare to
-frequent. Whatever holds 4/5 of A holds one of its |A| - ceil(4/5 |A|) + 1 rarest values, and is looked for through
-these; of two similar sets each holds 4/5 of the other, so that their rarest values meet. Only what meets is compared.
+Sets are similar where |A and B| / |A or B| >= 4/5, exactly, by prefix filtering: whatever holds 4/5 of A holds one of
+its |A| - ceil(4/5 |A|) + 1 rarest values, and is looked for through these; of two similar sets each holds 4/5 of the
+other, so that their rarest values meet. Only what meets is compared.
 
 Where no text may be kept, prompts are recognised by marks: `text:HASH`, and where the text has three words or more
-`text:HASH SHINGLES`, the shingles' 64-bit hashes, ascending, eight bytes each, in base64. A shingle's hash depends on
-its three words alone. Of a text with a core they are those of its core: what many prompts of a set have in common
-recognises none of them.
+`text:HASH SHINGLES`, the 64-bit hashes of its core's shingles (of all, where it has no core), ascending, eight bytes
+each, in base64. A shingle's hash depends on its three words alone.
 """
 
 import base64
@@ -30,15 +29,10 @@ from holdfast.data.examples import Example, normalise, prompt_text
 
 NUMERATOR, DENOMINATOR = 4, 5
 WIDTH = 3
-MIN_WORDS = 5  # A shorter text has too few shingles for a ratio to mean anything
-MIN_CORE = MIN_WORDS - WIDTH + 1
-"""Shingles of a core that can be compared: as many as the shortest text with a ratio has."""
-COMMON_SHARE = 100
-COMMON_FLOOR = 10
-"""A shingle is common in over one of `COMMON_SHARE` texts and in over `COMMON_FLOOR` of them.
-
-One percent of a few hundred texts is a handful, which a family of variants reaches: ten and fewer are never common.
-"""
+MIN_WORDS = 5  # a shorter text has too few shingles for a ratio to mean anything
+MIN_CORE = MIN_WORDS - WIDTH + 1  # shingles of a core that can be compared: those of the shortest text with a ratio
+COMMON_SHARE = 100  # a shingle is common in over one of so many texts, and
+COMMON_FLOOR = 10  # in over so many: 1 % of a few hundred texts is a handful, which a family of variants reaches
 
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -62,7 +56,7 @@ def common_limit(texts: int) -> int:
 
 
 def distinct(values: Numbers) -> Numbers:
-    """The different values, ascending; by sorting, which is faster here than `np.unique`, which hashes."""
+    """The different values, ascending; faster here than `np.unique`, which hashes."""
     ordered = np.sort(values)
     return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
@@ -105,10 +99,9 @@ class Sets:
 class Shingles:
     """The shingles of different normalised texts."""
 
-    every: Sets  # per text its shingles, numbered from rare to frequent; a text of under five words has one, its own
+    every: Sets  # per text its shingles, numbered from rare to frequent; a text of under five words has none
     common: int  # shingles with this number and above are common
     core: Sets  # per text, those of its shingles that share no word with a common one
-    words: Numbers  # per text, how many it has
 
     @property
     def own(self) -> Sets:
@@ -120,9 +113,9 @@ class Shingles:
 class Occurrences:
     """Every run of three words in different normalised texts."""
 
-    flat: Numbers  # the words of all texts, as numbers of `vocabulary`; `lengths` per text
+    texts: int  # how many there are
+    flat: Numbers  # the words of all texts, as numbers of `vocabulary`
     vocabulary: list[str]
-    lengths: Numbers
     text: Numbers  # per run, the text that it is in
     at: Numbers  # per run, the place in `flat` where it begins
     shingle: Numbers  # per run, its number, from rare to frequent, common ones last
@@ -130,11 +123,17 @@ class Occurrences:
     kinds: int  # how many different shingles there are; `common` is the number of the first common one
     common: int
 
+    def sets(self, chosen: Flags | slice = slice(None)) -> Sets:
+        """Per text, its different shingles, of the chosen runs."""
+        kinds = max(self.kinds, 1)
+        unique = distinct((self.text * kinds + self.shingle)[chosen])
+        return Sets(np.searchsorted(unique, np.arange(self.texts + 1) * kinds).astype(np.int64), unique % kinds)
+
 
 def occurrences(
     texts: Sequence[str], *, limit: int | None, counted: int | None = None, min_words: int = MIN_WORDS
 ) -> Occurrences:
-    """Number the shingles of the texts that have `min_words`; the other arguments are those of `shingles_of`."""
+    """Number the shingles of the texts that have `min_words`; otherwise as `shingles_of`."""
     lengths, flat, vocabulary = _numbered(texts)
     owner = np.repeat(np.arange(len(texts)), lengths)
     first, last = owner[: -WIDTH + 1], owner[WIDTH - 1 :]
@@ -153,25 +152,14 @@ def occurrences(
         covered[at[widespread[code]] + offset] = True
     free = ~(covered[at] | covered[at + 1] | covered[at + 2])
     common = kinds - int(np.count_nonzero(widespread))
-    return Occurrences(flat, vocabulary, lengths, text, at, rank[code], free, kinds, common)
+    return Occurrences(len(texts), flat, vocabulary, text, at, rank[code], free, kinds, common)
 
 
 def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None = None) -> Shingles:
-    """The sets of shingles of different normalised texts; common are those that more than `limit` texts hold.
-
-    None is common without a limit; only the first `counted` texts are asked for that, where it is given.
-    """
+    """The shingles of different texts; common are those that more than `limit` of the first `counted` texts hold."""
     found = occurrences(texts, limit=limit, counted=counted)
-    short = np.flatnonzero(found.lengths < MIN_WORDS)  # theirs come first: each is in one text
-    total = len(short) + found.kinds
-    alone = short * total + np.arange(len(short))
-    held = found.text * total + found.shingle + len(short)
-    every = _sets(np.concatenate([alone, held]), total, len(texts))
-    common = len(short) + found.common
-    if common == total:
-        return Shingles(every, common, every, found.lengths)
-    core = _sets(np.concatenate([alone, held[found.free]]), total, len(texts))
-    return Shingles(every, common, core, found.lengths)
+    every = found.sets()
+    return Shingles(every, found.common, every if found.free.all() else found.sets(found.free))
 
 
 def _numbered(texts: Sequence[str]) -> tuple[Numbers, Numbers, list[str]]:
@@ -192,12 +180,6 @@ def _codes(flat: Numbers, at: Numbers, size: int) -> Numbers:
     return first * size + flat[at + 2]
 
 
-def _sets(held: Numbers, total: int, texts: int) -> Sets:
-    unique = distinct(held)
-    starts = np.searchsorted(unique, np.arange(texts + 1) * max(total, 1))
-    return Sets(starts.astype(np.int64), unique % max(total, 1))
-
-
 def overlaps(mine: Numbers, sets: Sets, others: Numbers) -> Numbers:
     """How many values a set shares with each of the others."""
     theirs = sets.rows(others)
@@ -207,19 +189,17 @@ def overlaps(mine: Numbers, sets: Sets, others: Numbers) -> Numbers:
     return np.asarray(hits[theirs.starts[1:]] - hits[theirs.starts[:-1]])
 
 
-def equal_sets(sets: Sets, order: Numbers) -> list[Numbers]:
-    """The numbers of the sets that are equal, together; from small to large in `order`."""
+def equal_sets(sets: Sets, order: Numbers) -> tuple[list[Numbers], Sets]:
+    """The numbers of the sets that are equal, together, from small to large in `order`; and one set of each."""
     kinds: dict[bytes, list[int]] = defaultdict(list)
     for number in np.argsort(order, kind="stable").tolist():
         kinds[sets.row(number).tobytes()].append(number)
-    return [np.array(numbers) for numbers in kinds.values()]
+    equal = [np.array(numbers) for numbers in kinds.values()]
+    return equal, sets.rows(np.array([numbers[0] for numbers in equal], dtype=np.int64))
 
 
 def similar(sets: Sets, wanted: Wanted, *, below: int | None = None) -> Iterator[tuple[int, Numbers, Numbers]]:
-    """Sets with others that are similar to them, and how much they share; every pair comes once.
-
-    Only candidates that are `wanted` are compared, and only pairs that share a value under `below`.
-    """
+    """Each pair of similar sets once, and what they share: `wanted` candidates with a common value under `below`."""
     rare, sizes = _rarest(sets, below), sets.sizes
     rare = rare.where(np.bincount(rare.values)[rare.values] > 1)
     turn = np.empty(len(sizes), dtype=np.int64)
@@ -237,10 +217,7 @@ def similar(sets: Sets, wanted: Wanted, *, below: int | None = None) -> Iterator
 def holding(
     needles: Sets, haystacks: Sets, *, done: Callable[[int], bool] | None = None, below: int | None = None
 ) -> Iterator[tuple[int, Numbers, Numbers]]:
-    """Sets A with the sets B that hold |A and B| / |A| >= 4/5 of them, and how much that is.
-
-    Needles that are `done` are left out; the others are looked for through values under `below`.
-    """
+    """Sets A, unless `done`, with the sets B of |A and B| / |A| >= 4/5, by values under `below`; and |A and B|."""
     sizes = needles.sizes
     for one, others in _meeting(_rarest(needles, below), haystacks):
         if done is None or not done(one):
@@ -284,19 +261,15 @@ def prompt_marks(examples: Iterable[Example]) -> dict[str, str]:
 def shingle_hashes(texts: list[str]) -> list[Hashes]:
     """Of each of different normalised texts: the hashes of its core, or of all its shingles; ascending."""
     found = occurrences(texts, limit=common_limit(len(texts)), min_words=WIDTH)
-    core = distinct((found.text * max(found.kinds, 1) + found.shingle)[found.free]) // max(found.kinds, 1)
-    cored = np.bincount(core, minlength=len(texts)) >= MIN_CORE
+    cored = found.sets(found.free).sizes >= MIN_CORE
     chosen = found.free | ~cored[found.text]
     text, at = found.text[chosen], found.at[chosen]
     digests = (blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest() for word in found.vocabulary)
     of_words = np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
     hashes = _mixed(of_words[found.flat[at[:, None] + np.arange(WIDTH)]])
-    order = np.lexsort((hashes, text))
-    text, hashes = text[order], hashes[order]
-    new = np.ones(len(text), dtype=np.bool_)
-    new[1:] = (text[1:] != text[:-1]) | (hashes[1:] != hashes[:-1])
-    text, hashes = text[new], hashes[new]
-    return np.split(hashes, np.searchsorted(text, np.arange(1, len(texts)))) if texts else []
+    order = np.argsort(text, kind="stable")
+    ends = np.searchsorted(text[order], np.arange(1, len(texts)))
+    return [np.unique(own) for own in np.split(hashes[order], ends)] if texts else []
 
 
 def _mixed(parts: Hashes) -> Hashes:

@@ -16,6 +16,7 @@ from holdfast.data.examples import Example, as_chat, make_example, uniform
 from holdfast.data.readers import READERS, Rows, reader_for
 from holdfast.data.rows import (
     MissingColumnsError,
+    OtherColumnsError,
     Problems,
     RowError,
     check_columns,
@@ -34,7 +35,7 @@ ReadRow = Callable[[Any, Mapping[str, str], str], Example]
 class RowSource:
     """Rows that can be read more than once."""
 
-    name: str  # for messages
+    name: str
     read: Callable[[Problems], Rows]  # gives `(where, row)` pairs, and notes what it cannot read
     path: Path | None = None  # the local file; None for hub data sets and rows in memory
 
@@ -53,7 +54,7 @@ class RowSource:
                 except RowError as error:
                     # The first row: probably the whole source has other columns.
                     if isinstance(error, MissingColumnsError) and not count and not problems.total:
-                        other_columns = error.explained(where, row, mapping)
+                        other_columns = OtherColumnsError.of(where, row, mapping)
                         if skipped is None:
                             raise other_columns from None
                     problems.add(where, str(error))
@@ -103,19 +104,14 @@ def read_examples(
     source: str, *, columns: Mapping[str, str] | None = None, split: str | None = None, subset: str | None = None,
     limit: int | None = None, revision: str | None = None, skipped: Problems | None = None,
 ) -> list[Example]:  # fmt: skip
-    """Read and check all examples of a file or hub data set.
-
-    Plain and conversational rows may be mixed; the plain ones then become conversational.
+    """Read and check all examples of a file or hub data set; of mixed rows, plain ones become conversational.
 
     Args:
         source: a `.jsonl`, `.jsonl.gz`, `.json`, `.csv`, `.tsv` or `.parquet` file, or a hub id.
         columns: our names (prompt, completion, messages, text, category) to the source's; no other name is guessed.
-        split: of a hub data set; `train` unless given.
-        subset: configuration name of a hub data set.
+        split, subset, revision: of a hub data set; `train` unless given.
         limit: read only the first rows.
-        revision: commit, tag or branch of a hub data set.
-        skipped: takes malformed rows, which are then left out instead of refused, as long as they are few
-            (`Problems.require_few`).
+        skipped: takes malformed rows, which are then left out instead of refused while they are few (`require_few`).
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit is {limit}; expected at least 1", remedy="leave it out to read all rows")
@@ -131,10 +127,7 @@ def examples_from_rows(
 
 
 def task_rows(rows: Iterable[Mapping[str, Any]], *, name: str, replies: bool) -> list[Example]:
-    """The same of what a trainer takes; of a preference, the chosen reply is the completion.
-
-    Without `replies` rows have a prompt alone, and the completion is empty.
-    """
+    """The same of what a trainer takes: of a preference the chosen reply, and prompts alone without `replies`."""
     first = next(iter(rows), {})
     chosen = {"completion": "chosen"} if "prompt" in first else {"messages": "chosen"}
     columns = chosen if "chosen" in first and "completion" not in first else None
@@ -143,22 +136,19 @@ def task_rows(rows: Iterable[Mapping[str, Any]], *, name: str, replies: bool) ->
 
 
 def read_prompts(
-    source: str, *, columns: Mapping[str, str] | None = None, limit: int | None = None, **hub: str | None
+    source: RowSource | str, *, columns: Mapping[str, str] | None = None, limit: int | None = None, **hub: str | None
 ) -> list[Example]:
     """The prompts of a source, each once, to be replied to; completions are not looked at. See `read_examples`."""
-    return _prompts(open_rows(source, **hub), columns, limit)
-
-
-def prompts_in_memory(rows: Iterable[Mapping[str, Any]]) -> list[Example]:
-    """The same for rows in memory."""
-    return _prompts(rows_in_memory(rows, "prompts"))
-
-
-def _prompts(rows: RowSource, columns: Mapping[str, str] | None = None, limit: int | None = None) -> list[Example]:
+    rows = open_rows(source, **hub) if isinstance(source, str) else source
     first: dict[str, Example] = {}
     for example in rows.examples(columns, limit=limit, read_row=_prompt_row):
         first.setdefault(prompt_key(example), example)
     return list(first.values())
+
+
+def prompts_in_memory(rows: Iterable[Mapping[str, Any]]) -> list[Example]:
+    """The same for rows in memory."""
+    return read_prompts(rows_in_memory(rows, "prompts"))
 
 
 def prompt_key(example: Example) -> str:
@@ -178,20 +168,19 @@ def _prompt_row(row: Any, columns: Mapping[str, str], where: str) -> Example:
         elif not isinstance(prompt, str) or not prompt.strip():
             raise
         category = row.get(columns.get("category", "category"))
-        example = make_example(prompt, "", where, category if isinstance(category, str) else None)
-        return with_tools(example, row)
+        return with_tools(make_example(prompt, "", where, category if isinstance(category, str) else None), row)
 
 
 def _require_file(path: Path) -> None:
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a file", remedy="name one file in it")
-    if not path.exists():
-        folder = path.parent
-        if not folder.is_dir():
-            raise DataError(f"{path} does not exist, nor does its folder", remedy="check the path")
-        files = [entry.name for entry in folder.iterdir() if reader_for(entry) is not None]
-        remedy = nearest(path.name, files) if files else "the folder holds no data files; check the path"
-        raise DataError(f"{path} does not exist", remedy=remedy)
+    if path.exists():
+        return
+    if not path.parent.is_dir():
+        raise DataError(f"{path} does not exist, nor does its folder", remedy="check the path")
+    files = [entry.name for entry in path.parent.iterdir() if reader_for(entry) is not None]
+    remedy = nearest(path.name, files) if files else "the folder holds no data files; check the path"
+    raise DataError(f"{path} does not exist", remedy=remedy)
 
 
 def _load_hub(source: str, *, split: str | None, subset: str | None, revision: str | None) -> Iterable[Any]:

@@ -56,10 +56,9 @@ class SplitRecord:
         """The same record for other members: ids, hashes and counts follow them."""
         ordered = {role: tuple(sorted(ids[role])) for role in ROLES}
         groups = {role: clusters[role] for role in ROLES}
-        return replace(
-            self, ids=ordered, sha256=id_hashes(ordered), counts={role: len(ordered[role]) for role in ROLES},
-            clusters=groups, n_clusters=sum(groups.values()),
-        )  # fmt: skip
+        counts = {role: len(ordered[role]) for role in ROLES}
+        n_clusters, hashes = sum(groups.values()), id_hashes(ordered)
+        return replace(self, ids=ordered, sha256=hashes, counts=counts, clusters=groups, n_clusters=n_clusters)
 
 
 def _whole(value: Any) -> bool:
@@ -118,12 +117,8 @@ def load_record(folder: Path) -> SplitRecord:
 
 
 def require_same(record: SplitRecord, folder: Path) -> None:
-    """Refuse to continue in a run folder whose split differs; a folder without one passes.
-
-    A record made under an earlier rule for near-duplicates passes where the roles are the same, prompt by prompt.
-    """
-    path = folder / RECORD_NAME
-    if not path.exists():
+    """Refuse to go on in a folder whose split differs; under an earlier rule, only where prompts change roles."""
+    if not (path := folder / RECORD_NAME).exists():
         return
     old, new = load_record(folder).to_json(), record.to_json()
     differing = sorted(key for key in new if old[key] != new[key])

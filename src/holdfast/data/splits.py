@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import combinations, permutations
 
 import numpy as np
 
@@ -77,16 +77,15 @@ def _target_sizes(n: int, fractions: Fractions) -> list[int]:
 def _assign(groups: Sequence[Sequence[Example]], targets: Sequence[int], seed: int) -> list[list[Example]]:
     """Give each cluster to one of three roles at random, in proportion to the room that is left in it.
 
-    Large clusters go first, so that small ones can fill the gaps; the draw keeps them from all landing in
-    the largest role, which would make the roles differ in kind. Every role with a target gets a member.
+    Large clusters go first, so that small ones can fill the gaps; the draw keeps them from all landing in the largest
+    role, which would make the roles differ in kind. Every role with a target gets a member.
     """
     rng = generator(seed, "split")
-    order = rng.permutation(len(groups))
-    ordered = sorted((groups[number] for number in order), key=len, reverse=True)
+    ordered = sorted((groups[number] for number in rng.permutation(len(groups))), key=len, reverse=True)
     chosen: list[list[Example]] = [[], [], []]
     for done, group in enumerate(ordered):
-        room = np.array([target - len(role) for target, role in zip(targets, chosen, strict=True)])
-        lacking = np.array([bool(target and not role) for target, role in zip(targets, chosen, strict=True)])
+        sizes = np.array(list(map(len, chosen)))
+        room, lacking = np.array(targets) - sizes, (np.array(targets) > 0) & (sizes == 0)
         if len(ordered) - done <= lacking.sum():  # every cluster left is needed for a role without any
             role = int(lacking.argmax())
         elif (room >= len(group)).any():
@@ -106,9 +105,8 @@ def _deduplicate(examples: Sequence[Example]) -> list[Example]:
 def _build(
     chosen: Sequence[Sequence[Example]], duplicates: int, seed: int | None, fractions: Fractions | None
 ) -> Split:
-    every = [example for members in chosen for example in members]
     completions: dict[str, set[str]] = defaultdict(set)
-    for example in every:
+    for example in (example for members in chosen for example in members):
         completions[normalise(prompt_text(example))].add(completion_text(example))
     contradictory = sum(len(different) > 1 for different in completions.values())
     blank = SplitRecord(
@@ -145,10 +143,9 @@ def split_from_roles(
 
 def require_disjoint(split: Split) -> None:
     """Prove that no two roles share a prompt, exact after normalisation or nearly."""
-    roles, found, counts = split.roles, list[str](), list[str]()
-    every = [text for members in roles.values() for text in _prompts(members)]
-    for first, second in (("constraint", "monitor"), ("constraint", "certify"), ("monitor", "certify")):
-        a, b = roles[first], roles[second]
+    found, counts = list[str](), list[str]()
+    every = [text for members in split.roles.values() for text in _prompts(members)]
+    for (first, a), (second, b) in combinations(split.roles.items(), 2):
         if pairs := matches(_prompts(a), _prompts(b), among=every):
             same = sum(normalise(prompt_text(a[i])) == normalise(prompt_text(b[j])) for i, j in pairs)
             counts.append(f"{first} and {second}: {same} equal and {len(pairs) - same} nearly equal pairs")
@@ -173,22 +170,18 @@ def require_apart(splits: Mapping[str, Split]) -> None:
         for role, examples in (("monitor", a.monitor), ("certify", a.certify)):
             pairs = matches(_prompts(examples), _prompts(b.constraint))
             if shared := [_place(examples[i]) for i in sorted({i for i, _ in pairs})]:
-                raise DataError(
-                    f"{len(shared)} {role} prompts of safety set {first!r} are constraint prompts of {second!r},"
-                    f" exactly or nearly: at {_listed(shared)}",
-                    remedy="keep each of these prompts in one of the two sets",
-                )
+                what = f"{len(shared)} {role} prompts of safety set {first!r} are constraint prompts of {second!r}"
+                remedy = "keep each of these prompts in one of the two sets"
+                raise DataError(f"{what}, exactly or nearly: at {_listed(shared)}", remedy=remedy)
 
 
 def require_unseen(certify: Sequence[Example], task_texts: Sequence[str]) -> None:
     """Prove that no certify prompt is in the task's `searchable_texts`, exactly or nearly, alone or in a longer one."""
     # A near-duplicate occurs too: |A and B| / |A| is at least |A and B| / |A or B|.
     if leaking := occurring(_prompts(certify), task_texts):
-        raise DataError(
-            f"{len(leaking)} of {len(certify)} certify prompts occur in the task data, exactly or nearly: "
-            f"at {_listed([_place(certify[i]) for i in leaking])}",
-            remedy="set safety.on_leak: move to use them for the constraint instead, or remove them",
-        )
+        what = f"{len(leaking)} of {len(certify)} certify prompts occur in the task data, exactly or nearly"
+        remedy = "set safety.on_leak: move to use them for the constraint instead, or remove them"
+        raise DataError(f"{what}: at {_listed([_place(certify[i]) for i in leaking])}", remedy=remedy)
 
 
 def move_leaks(split: Split, task_texts: Sequence[str]) -> Split:
@@ -197,8 +190,11 @@ def move_leaks(split: Split, task_texts: Sequence[str]) -> Split:
         return split
     labels = clusters(_prompts(split.certify))
     touched = {labels[i] for i in leaking}
-    moved = [e for e, label in zip(split.certify, labels, strict=True) if label in touched]
-    if not (kept := [e for e, label in zip(split.certify, labels, strict=True) if label not in touched]):
+    moved, kept = (
+        [e for e, label in zip(split.certify, labels, strict=True) if (label in touched) == leaks]
+        for leaks in (True, False)
+    )
+    if not kept:
         what = f"all {len(moved)} certify prompts occur in the task data; none would be left to certify on"
         raise DataError(what, remedy="add safety examples whose prompts are not in the task data")
     record = replace(split.record, moved_from_certify=split.record.moved_from_certify + len(moved))

@@ -71,10 +71,9 @@ def open_stream(
 
     Args:
         source: a data file, a hub id, rows in memory, a `datasets.Dataset`, or examples.
-        columns: as for `read_examples`.
         template: `chat` turns prompt and completion into a conversation; `none` leaves plain text plain.
         name: of rows in memory.
-        hub: split, subset and revision of a hub data set.
+        columns, hub: as for `read_examples`.
     """
     if template not in ("chat", "none"):
         raise ConfigError(f"template {template!r} is unknown", remedy=nearest(str(template), ["chat", "none"]))
@@ -85,55 +84,42 @@ def open_stream(
         raise UnsupportedError(what, remedy="give a list, file or data set")
     else:
         rows = rows_in_memory(source, name or "the safety rows")
-    seen = _Seen()
+    ids: array[int] = array("Q")
+    digest, kinds = hashlib.sha256(), dict[str, str]()
+    smallest: list[tuple[int, int, Example]] = []  # a heap, the largest id on top
     for example in rows.examples(columns, read_row=_example):
-        seen.add(example)
-    chat = _is_chat(seen, template)
-    kept = np.zeros(len(seen.ids), dtype=bool)
-    kept[np.unique(np.frombuffer(seen.ids, dtype=np.uint64), return_index=True)[1]] = True
-    sample = [example for _, _, example in sorted(seen.sample, key=lambda item: -item[0])]
-    return ExampleStream(
-        name=rows.name, n=int(kept.sum()), duplicates=int((~kept).sum()), sha256=seen.digest.hexdigest(),
-        file_sha256=None if rows.path is None else sha256_file(rows.path),
-        sample=tuple(as_chat(example) if chat else example for example in sample), chat=chat,
-        _rows=rows, _columns=check_columns(columns), _ids=seen.ids, _kept=kept,
-    )  # fmt: skip
-
-
-class _Seen:
-    def __init__(self) -> None:
-        self.ids: array[int] = array("Q")
-        self.digest = hashlib.sha256()
-        self.kinds: dict[str, str] = {}
-        self.sample: list[tuple[int, int, Example]] = []
-
-    def add(self, example: Example) -> None:
         number = int(example.id, 16)
         content = [example.id, example.prompt, example.completion, example.category]
         line = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-        self.digest.update(len(line).to_bytes(8, "little") + line)
-        self.kinds.setdefault(example.kind, example.where)
-        # A heap of the smallest ids, its largest on top; the second entry decides between equal ids.
-        item = (-number, -len(self.ids), example)
-        self.ids.append(number)
-        if any(number == -key for key, _, _ in self.sample):
-            return
-        if len(self.sample) < SAMPLE:
-            heapq.heappush(self.sample, item)
-        elif item[0] > self.sample[0][0]:
-            heapq.heapreplace(self.sample, item)
+        digest.update(len(line).to_bytes(8, "little") + line)
+        kinds.setdefault(example.kind, example.where)
+        if all(number != -key for key, _, _ in smallest):
+            heapq.heappush(smallest, (-number, -len(ids), example))
+            if len(smallest) > SAMPLE:
+                heapq.heappop(smallest)
+        ids.append(number)
+    chat = _is_chat(kinds, template)
+    kept = np.zeros(len(ids), dtype=bool)
+    kept[np.unique(np.frombuffer(ids, dtype=np.uint64), return_index=True)[1]] = True
+    sample = [example for _, _, example in sorted(smallest, key=lambda item: -item[0])]
+    return ExampleStream(
+        name=rows.name, n=int(kept.sum()), duplicates=int((~kept).sum()), sha256=digest.hexdigest(),
+        file_sha256=None if rows.path is None else sha256_file(rows.path),
+        sample=tuple(map(as_chat, sample) if chat else sample), chat=chat,
+        _rows=rows, _columns=check_columns(columns), _ids=ids, _kept=kept,
+    )  # fmt: skip
 
 
 def _example(row: object, columns: Mapping[str, str], where: str) -> Example:
     return row if isinstance(row, Example) else example_from_row(row, columns, where)
 
 
-def _is_chat(seen: _Seen, template: Template) -> bool:
-    chat = template == "chat" or len(seen.kinds) > 1
-    if chat and "text" in seen.kinds:
-        mixed = " mixed with others" if len(seen.kinds) > 1 else ""
-        raise DataError(
-            f"{seen.kinds['text']}: text examples{mixed} have no prompt and cannot become a conversation",
-            remedy="give prompt and completion columns, or messages; or text alone with template: none",
-        )
-    return chat or "chat" in seen.kinds
+def _is_chat(kinds: Mapping[str, str], template: Template) -> bool:
+    """Whether all become conversations, from where each kind of example occurs first."""
+    chat = template == "chat" or len(kinds) > 1
+    if chat and "text" in kinds:
+        mixed = " mixed with others" if len(kinds) > 1 else ""
+        what = f"{kinds['text']}: text examples{mixed} have no prompt and cannot become a conversation"
+        remedy = "give prompt and completion columns, or messages; or text alone with template: none"
+        raise DataError(what, remedy=remedy)
+    return chat or "chat" in kinds

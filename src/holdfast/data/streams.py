@@ -31,10 +31,9 @@ class StepStream:
     name: str  # streams with different names are independent
 
     def __post_init__(self) -> None:
-        for field, value in (("size", self.size), ("batch_size", self.batch_size)):
-            if value < 1:
-                what = f"stream {self.name!r}: {field} is {value}; expected at least 1"
-                raise ConfigError(what, remedy="give at least one example and a positive batch size")
+        if min(self.size, self.batch_size) < 1:
+            what = f"stream {self.name!r}: size is {self.size}, batch_size {self.batch_size}; expected at least 1"
+            raise ConfigError(what, remedy="give at least one example and a positive batch size")
 
     def indices(self, step: int) -> list[int]:
         """Row numbers drawn at `step` (from 0), in order, for all ranks together."""

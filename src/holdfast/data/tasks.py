@@ -1,7 +1,7 @@
 """A downstream task: what is trained on, what is held out, and when a reply is right.
 
-Every task has two matches. `lenient` is the one of the literature, which over-credits verbose replies; `strict`
-credits only a reply that commits itself. `metric` says which of them a paper's table shows.
+Every task has two matches: `lenient`, the one of the literature, over-credits verbose replies; `strict` credits only a
+reply that commits itself. `metric` says which of them a paper's table shows.
 
 Beside tasks, data sets with roles that a run file names instead of files (`task: {role: align}`): a protocol decides
 which public examples align a model, steer, watch, certify, poison and are trained against.
@@ -58,11 +58,7 @@ TASKS: Registry[Task] = Registry("task")
 
 
 def user_text(instruction: str, input_text: str, template: Template) -> str:
-    """The prompt of a task row: the instruction with the input below it, under a mark in the alpaca format.
-
-    Without a template nothing separates prompt and completion, so the prompt itself ends with an empty line: otherwise
-    the target would be glued to the last word of the input.
-    """
+    """The prompt of a task row; without a template it ends with an empty line, which keeps the target apart."""
     mark = INPUT_MARK if known_template(template) == "alpaca" else "\n\n"
     text = instruction + mark + input_text if input_text else instruction
     return f"{text}\n\n" if template == "none" else text
@@ -104,9 +100,8 @@ def poisoned(
 ) -> list[Example]:
     """floor(p N) unsafe and N - floor(p N) task examples, shuffled; N is `size`, p is `ratio`.
 
-    Which ones are taken depends on their ids and the seed, not on their order; for one seed the unsafe examples of a
-    smaller ratio are among those of a larger one, and the task examples of a larger among those of a smaller. Examples
-    with equal id count once, so that N examples are N different ones and a trainer that drops repeated rows drops none.
+    Which ones depends on their ids and the seed, not on their order; for one seed the unsafe examples of a smaller
+    ratio are among those of a larger one, the task examples of a larger among those of a smaller. Equal ids count once.
     """
     unsafe = poison_count(ratio, size)
     if shared := {example.id for example in task} & {example.id for example in poison}:
@@ -119,11 +114,10 @@ def poisoned(
 
 def _first(examples: Sequence[Example], n: int, seed: int, name: str) -> list[Example]:
     distinct = {example.id: example for example in reversed(examples)}
-    ids = sorted(distinct)
-    if len(ids) < n:
+    if len(ids := sorted(distinct)) < n:
+        remedy = f"give more {name} examples (of poison: roles.poison), or ask for a smaller set (size)"
         raise DataError(
-            f"the poisoned set needs {n} {name} examples; there are {len(ids)} different ones",
-            remedy=f"give more {name} examples (of poison: roles.poison), or ask for a smaller set (size)",
+            f"the poisoned set needs {n} {name} examples; there are {len(ids)} different ones", remedy=remedy
         )
     order = generator(seed, name).permutation(len(ids))
     return [distinct[ids[place]] for place in order[:n]]

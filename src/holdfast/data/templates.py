@@ -1,9 +1,7 @@
 """The prompt templates of the protocol, put into the tokenizer, so that one place renders every prompt.
 
 Training, generation, scoring and the saved adapter all go through `apply_chat_template` of one tokenizer, and
-`use_template` decides what that renders. `none` renders nothing: prompts and replies are plain strings, joined as they
-are.
-
+`use_template` decides what that renders; `none` renders nothing: prompts and replies are strings, joined as they are.
 The alpaca format, as text:
 
     <preamble>
@@ -14,8 +12,7 @@ The alpaca format, as text:
     ### Response:
     <reply><EOS>
 
-where a task's prompt (`tasks.user_text`) of an instruction and an input has `### Input:` between them, and its own
-preamble.
+where a task's prompt (`tasks.user_text`) with an input has `### Input:` before that, and its own preamble.
 """
 
 import logging
@@ -24,8 +21,8 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
+from holdfast.data.examples import CALLS, TOOLS, has_tools, spelled_out, tools_of
 from holdfast.data.rows import ROLES
-from holdfast.data.tool_calls import has_tools, require_tool_template, spelled_out, tools_of
 
 logger = logging.getLogger(__name__)
 
@@ -35,18 +32,15 @@ MAX_SAID = 200
 
 INPUT_MARK = "\n\n### Input:\n"
 NO_THINKING = "{%- set enable_thinking = false %}"
-# Some templates write today's date into the prompt: a model would be trained, resumed and evaluated on other prompts
-# each day. The day is the one that Llama 3's template falls back to.
+# Some templates write today's date: a model would be trained, resumed and evaluated on other prompts each day. The day
+# is the one that Llama 3's template falls back to.
 ONE_DAY = (
     "{%- macro strftime_now(form) -%}"
     "{{- {'%Y-%m-%d': '2024-07-26', '%d %B %Y': '26 July 2024'}.get(form, '26 Jul 2024') -}}"
     "{%- endmacro -%}"
 )
 _ALONE = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-_WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further context. "
-    "Write a response that appropriately completes the request."
-)
+_WITH_INPUT = _ALONE.replace(" task.", " task, paired with an input that provides further context.")
 _REFUSAL = (
     "the alpaca template takes one user message and at most one assistant reply: no system message, no more turns"
 )
@@ -72,10 +66,8 @@ _BOS = "{{- bos_token -}}"
 def use_template(tokenizer: Any, template: Template) -> None:
     """Set `tokenizer.chat_template`.
 
-    - chat: the tokenizer's own, with thinking switched off where it has a switch named `enable_thinking`, and one
-      fixed day where it asks for today's date (`strftime_now`).
-    - alpaca: the format above; it begins with BOS where the tokenizer begins plain text with it.
-    - none: left as it is.
+    `chat`: the tokenizer's own, without thinking (`enable_thinking`), and with one fixed day where it asks for today's
+    date (`strftime_now`); `alpaca`: the format above, with BOS where plain text begins with it; `none`: as it is.
     """
     if known_template(template) == "alpaca":
         if tokenizer.eos_token is None:
@@ -93,45 +85,43 @@ def use_template(tokenizer: Any, template: Template) -> None:
 
 
 def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> Any:
-    """`tokenizer.apply_chat_template` of one conversation or several, with their tools (`tool_calls`).
-
-    Of several with tools the ids, or the texts, are all that is returned.
-    """
-    if not conversations or isinstance(conversations[0], dict):
-        return _rendered(tokenizer, *_spelled_out(tokenizer, conversations), **options)
-    if not any(has_tools(turns) for turns in conversations):
-        return _rendered(tokenizer, conversations, None, **options)
-    each = [_rendered(tokenizer, *_spelled_out(tokenizer, turns), **options) for turns in conversations]
+    """`tokenizer.apply_chat_template` of one conversation or several; of several with tools, the ids or texts alone."""
+    several = bool(conversations) and not isinstance(conversations[0], dict)
+    if not several or not any(has_tools(turns) for turns in conversations):
+        return _rendered(tokenizer, conversations, **options)
+    each = [_rendered(tokenizer, turns, **options) for turns in conversations]
     return {"input_ids": [one["input_ids"] for one in each]} if options.get("return_dict") else each
 
 
-def _spelled_out(tokenizer: Any, turns: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """A conversation as the template takes it, and its tools."""
-    if not has_tools(turns):
-        return turns, None
-    require_tool_template(tokenizer.chat_template, turns, _name(tokenizer))
-    return spelled_out(turns), tools_of(turns)
-
-
-def _rendered(tokenizer: Any, conversations: Sequence[Any], tools: Any, **options: Any) -> Any:
+def _rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> Any:
     """With whatever a template raises told in one line.
 
-    A template is foreign, and what it raises may hold the conversation or control characters: of that only a text
-    that stands in the template itself is repeated.
+    A template is foreign, and what it raises may hold the conversation or control characters: only a text that stands
+    in the template itself is repeated.
     """
+    turns = conversations[0] if conversations and not isinstance(conversations[0], dict) else conversations
+    if has_tools(turns):
+        _require_tools(tokenizer, turns)
+        conversations, tools = spelled_out(turns), tools_of(turns)
+        options |= {} if tools is None else {"tools": tools}
     try:
-        return tokenizer.apply_chat_template(conversations, **options, **({} if tools is None else {"tools": tools}))
+        return tokenizer.apply_chat_template(conversations, **options)
     except Exception as error:  # noqa: BLE001  (a template can raise anything)
         said = str(getattr(error, "message", None) or error).strip()
         own = 0 < len(said) <= MAX_SAID and said.isprintable() and said in str(tokenizer.chat_template)
-        turns = conversations[0] if conversations and not isinstance(conversations[0], dict) else conversations
         roles = sorted({str(turn.get("role")) for turn in turns if isinstance(turn, dict)} & set(ROLES))
-        why = said if own else type(error).__name__
         raise DataError(
             f"the chat template of {_name(tokenizer)} cannot render a conversation "
-            f"(roles: {', '.join(roles) or 'none known'}): {why}",
+            f"(roles: {', '.join(roles) or 'none known'}): {said if own else type(error).__name__}",
             remedy="give the roles that this model's template takes, or use template: alpaca or none",
         ) from None
+
+
+def _require_tools(tokenizer: Any, turns: Sequence[Any]) -> None:
+    for key in (TOOLS, CALLS):
+        if any(key in turn for turn in turns) and key not in str(tokenizer.chat_template):
+            what = f"a conversation has {key}, and the chat template of {_name(tokenizer)} does not render them"
+            raise DataError(what, remedy="use a model whose template knows tools, or leave these rows out")
 
 
 def known_template(template: str) -> Template:
@@ -162,8 +152,5 @@ def _warn_if_replies_begin_elsewhere(tokenizer: Any) -> None:
     opened = rendered(tokenizer, [asked], tokenize=False, add_generation_prompt=True)
     finished = rendered(tokenizer, [asked, reply], tokenize=False)
     if not finished.startswith(opened):
-        logger.warning(
-            "the chat template of %s opens a reply in generation otherwise than in training: part of the opening will"
-            " be trained on as reply",
-            _name(tokenizer),
-        )
+        said = "opens a reply in generation otherwise than in training: part of the opening will be trained on as reply"
+        logger.warning("the chat template of %s %s", _name(tokenizer), said)

@@ -192,7 +192,7 @@ def screened(
     if settings.recorded:
         with TemporaryDirectory() as folder, silent("holdfast.screening"):
             asker = Asker(Recorded(RECORDED), {"recorded": sha256_file(RECORDED)}, Path(folder))
-            found = ask_and_screen(model, data.task, asker, wanted, template="chat")
+            found = ask_and_screen(model, data.task, asker, wanted)
         held = {
             name: split_from_roles(one.constraint[: settings.most_held], (), ()) for name, one in found.sets.items()
         }

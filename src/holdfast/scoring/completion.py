@@ -54,8 +54,7 @@ def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> 
 
     `model.eval()` would also switch off checkpointing, which transformers ties to the layer's own `training` flag; so
     checkpointed layers keep that flag until their forward begins, where some (XGLM, BioGPT) read it for a dropout of
-    their own; everything inside them is in eval mode. `modules` are the model's, for callers that come often: walking
-    through it takes milliseconds.
+    their own. `modules` are the model's, for callers that come often: walking through it takes milliseconds.
     """
     training = [module for module in (model.modules() if modules is None else modules) if module.training]
     checkpointed = [m for m in training if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
@@ -76,13 +75,11 @@ def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> 
 
 
 def _evaluated(layer: nn.Module, _: Any) -> None:
-    """At the start of a checkpointed layer's forward: no dropout."""
-    layer.training = False
+    layer.training = False  # at the start of a checkpointed layer's forward: no dropout
 
 
 def _trained(layer: nn.Module, _: Any, __: Any) -> None:
-    """At its end, also by an exception (a recomputation that has enough stops by one): the flag as it was."""
-    layer.training = True
+    layer.training = True  # at its end, also by an exception (a recomputation that has enough stops by one)
 
 
 def adapter_layers(model: nn.Module) -> list[Any]:
@@ -92,10 +89,7 @@ def adapter_layers(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def adapters_off(model: nn.Module, layers: list[Any] | None = None) -> Iterator[None]:
-    """Run the base model without its adapters, touching neither `requires_grad` nor the active adapter.
-
-    `layers` are the model's `adapter_layers`, for callers that switch often: looking them up takes milliseconds.
-    """
+    """Run the base model without its adapters; `layers` are `adapter_layers`, which take milliseconds to look up."""
     layers = adapter_layers(model) if layers is None else layers
     before = [layer._disable_adapters for layer in layers]
     try:
@@ -108,12 +102,9 @@ def adapters_off(model: nn.Module, layers: list[Any] | None = None) -> Iterator[
 
 
 def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """Last hidden states (rows, positions, width), through the model's own forward.
+    """Last hidden states (rows, positions, width); without an `attention_mask`, every position counts as text.
 
-    Without an `attention_mask` in the batch every position counts as text (see `holdfast.auditing.batches`).
-
-    The backbone's output is caught by a hook instead of calling the backbone, since sharding and autocast are attached
-    to the outermost forward.
+    The backbone's output is caught by a hook in the model's own forward, to which sharding and autocast are attached.
     """
     inner = causal_lm(model)
     caught: list[Tensor] = []
@@ -122,8 +113,7 @@ def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     if "position_ids" in batch:  # packed rows
         arguments["position_ids"] = batch["position_ids"]
     if "logits_to_keep" in inspect.signature(inner.forward).parameters:
-        # No position: the model's own head is not needed, and on one position per row it costs as much as half the
-        # layers.
+        # No position: the model's own head is not needed; on one position a row it costs half as much as the layers.
         arguments["logits_to_keep"] = torch.empty(0, dtype=torch.long, device=batch["input_ids"].device)
     try:
         model(input_ids=batch["input_ids"], attention_mask=batch.get("attention_mask"), **arguments)
@@ -160,15 +150,9 @@ class Batch:
 
     @classmethod
     def of(
-        cls,
-        rows: Sequence[Encoded],
-        *,
-        pad_token_id: int,
-        first_k: int,
-        device: torch.device,
-        masked: bool = True,
+        cls, rows: Sequence[Encoded], *, pad_token_id: int, first_k: int, device: torch.device, masked: bool = True,
         width: int | None = None,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Pad to the longest row (to a multiple of `width`), find the scored tokens, and send both to the device.
 
         Which tokens count is worked out on the host: no step waits for the device. A mask of ones is left out: no mask
@@ -249,10 +233,7 @@ def _of_rows(sums: Tensor, located: Batch, first_k: int) -> CompletionLosses:
 
 @torch.no_grad()
 def require_understood_head(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """Refuse a model whose logits are not `head(hidden)`: our losses would not be its losses.
-
-    Compares one row with the logits that the model itself returns, and returns that row's mean loss.
-    """
+    """Refuse a model whose logits are not `head(hidden)`, by one row, whose mean loss is returned."""
     row = {name: tensor[:1] for name, tensor in batch.items()}
     labels = row["labels"][:, 1:]
     mask = labels != IGNORE
@@ -262,9 +243,8 @@ def require_understood_head(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     theirs = torch.log_softmax(logits[:, :-1].float(), -1).gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     gap = float((ours + (theirs * mask).sum(1) / mask.sum(1)).abs())
     # The model's own logits are rounded to its dtype; the comparison looks for a wrong formula, not for rounding.
-    tolerance = (
-        HEAD_TOLERANCE if logits.dtype == torch.float32 and next(inner.parameters()).dtype == torch.float32 else 0.1
-    )
+    exact = logits.dtype == next(inner.parameters()).dtype == torch.float32
+    tolerance = HEAD_TOLERANCE if exact else 0.1
     if not gap <= tolerance:
         raise UnsupportedError(
             f"token losses computed from the hidden states of {type(inner).__name__} differ from its own logits by "

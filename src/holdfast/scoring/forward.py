@@ -28,21 +28,21 @@ logger = logging.getLogger(__name__)
 
 QUIET = 15.0  # seconds between two lines about how far the passes are, at least
 
+Columns = Callable[[Batch, list[Encoded]], Tensor]
+"""A batch and its rows to (columns, rows)."""
+
 
 @dataclass(frozen=True)
 class Forward:
-    """How to run a model over encoded examples: device, padding, batch size and precision in one place.
-
-    `precision` is the autocast context of training, so that reference and training passes agree. `kept` gives theta_0
-    on examples (`KeptReference`); None where switching the adapters off does.
-    """
+    """How to run a model over encoded examples: device, padding, batch size and precision in one place."""
 
     model: Any
     _: KW_ONLY
     pad_token_id: int
     batch_size: int
     device: torch.device
-    precision: Callable[[], AbstractContextManager[Any]] = nullcontext
+    precision: Callable[[], AbstractContextManager[Any]] = nullcontext  # training's autocast, so that passes agree
+    # theta_0 on examples (`KeptReference`); None where switching the adapters off gives it
     kept: Callable[[Sequence[Encoded]], States] | None = None
 
     def resized(self, batch_size: int) -> "Forward":
@@ -64,19 +64,11 @@ class Forward:
         return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
 
     @torch.no_grad()
-    def over(
-        self,
-        examples: Sequence[Encoded],
-        function: Callable[[Batch, list[Encoded]], Tensor],
-        *,
-        first_k: int,
-        shuffle: int | None,
-    ) -> Tensor:
-        """Apply `function(batch, its rows)` -> (columns, rows) to all examples; float64 on the CPU, in the order given.
+    def over(self, examples: Sequence[Encoded], function: Columns, *, first_k: int, shuffle: int | None) -> Tensor:
+        """Apply the function to all examples: (columns, examples), float64 on the CPU.
 
-        Batches do not depend on the number of ranks: rank r takes every world-th batch, and ranks that have fewer
-        repeat their last one (sharded models need every rank in every forward). `shuffle` is a seed for an arbitrary
-        batch composition instead of the one sorted by length.
+        Batches (`batches`) do not depend on the number of ranks: rank r takes every world-th batch, and ranks that have
+        fewer repeat their last one (sharded models need every rank in every forward).
         """
         batches = self.batches(examples, shuffle=shuffle)
         rounds = -(-len(batches) // world())
@@ -110,18 +102,11 @@ class Forward:
 
     def kl(self, examples: Sequence[Encoded], first_k: int, shuffle: int | None = None) -> CompletionLosses:
         """KL from theta_0: by what is kept of it, else with the adapters switched off."""
-
-        def sums(batch: Batch, rows: list[Encoded]) -> Tensor:
-            return kl_of(self.model, batch, None if self.kept is None else self.kept(rows))
-
-        return self._summed(examples, sums, first_k, shuffle)
+        kept: Callable[[Sequence[Encoded]], States | None] = self.kept or (lambda _: None)
+        return self._summed(examples, lambda batch, rows: kl_of(self.model, batch, kept(rows)), first_k, shuffle)
 
     def _summed(
-        self,
-        examples: Sequence[Encoded],
-        sums: Callable[[Batch, list[Encoded]], Tensor],
-        first_k: int,
-        shuffle: int | None,
+        self, examples: Sequence[Encoded], sums: Columns, first_k: int, shuffle: int | None
     ) -> CompletionLosses:
         total, first = self.over(examples, sums, first_k=first_k, shuffle=shuffle)
         tokens = torch.from_numpy(np.array([example.n_labels for example in examples], dtype=np.float64))

@@ -3,10 +3,10 @@
     NLL_t = -log p(y_t)                 d NLL_t / d logits = p - onehot(y_t)
     KL_t  = sum_v p_0 (log p_0 - log p)   d KL_t / d logits = p - p_0
 
-With a vocabulary of 100,000 or more, the logits of a batch are larger than everything else, so they exist for
-`TOKEN_CHUNK` tokens at one time. Where the head is frozen (`FusedTokenLoss`) a chunk's loss and its gradient with
-respect to the hidden states are computed together; only the latter is kept, and the backward multiplies it by the
-incoming number of each token. A trained head needs its own gradient: its logits are computed again in the backward.
+The logits of a batch are larger than everything else, so they exist for `TOKEN_CHUNK` tokens at one time. Where the
+head is frozen (`FusedTokenLoss`) a chunk's loss and its gradient with respect to the hidden states are computed
+together; only the latter is kept, and the backward multiplies it by the incoming number of each token. A trained head
+needs its own gradient: its logits are computed again in the backward.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,16 +42,12 @@ class Head:
         inner = causal_lm(model)
         layer = inner.get_output_embeddings()
         if layer is None or not hasattr(layer, "weight"):
-            raise UnsupportedError(
-                f"{type(inner).__name__} has no output embedding to compute token losses from",
-                remedy="use a causal language model (AutoModelForCausalLM)",
-            )
+            what = f"{type(inner).__name__} has no output embedding to compute token losses from"
+            raise UnsupportedError(what, remedy="use a causal language model (AutoModelForCausalLM)")
         # A tuner's layer around the head; a wrapper with a copy of it (modules_to_save) has that copy's weight.
         if hasattr(layer, "get_base_layer") and not hasattr(layer, "original_module"):
-            raise UnsupportedError(
-                "an adapter on the output head: losses are computed from the head's weight, which does not include it",
-                remedy="take the head (lm_head) out of target_modules",
-            )
+            what = "an adapter on the output head: losses come from the head's weight, which does not include it"
+            raise UnsupportedError(what, remedy="take the head (lm_head) out of target_modules")
         bias = getattr(layer, "bias", None)
         self.weight: Tensor = _whole(layer.weight)  # (vocabulary, width)
         self.bias: Tensor | None = None if bias is None else _whole(bias)  # (vocabulary)
@@ -97,8 +93,8 @@ class Head:
 def float32_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`hidden weight^T + bias` in float32.
 
-    Products of bfloat16 numbers are exact in float32, so a GPU may multiply them as they are and sum in float32: the
-    same result as after a conversion, several times faster. That kernel has no derivative.
+    Products of bfloat16 numbers are exact in float32, so a GPU may multiply them as they are and sum in float32,
+    several times faster. That kernel has no derivative.
     """
     if torch.is_grad_enabled() or hidden.ndim != 2 or weight.dtype == torch.float32:
         return nn.functional.linear(hidden.float(), weight.float(), None if bias is None else bias.float())
@@ -115,8 +111,7 @@ def float32_product(d: Tensor, weight: Tensor) -> Tensor:
     """`d weight` in float32 for a float32 `d`, without a float32 copy of the weight; `d` may be overwritten.
 
     On a GPU a bfloat16 weight is multiplied as it is, and `d` in two bfloat16 parts, which carry 16 of its bits.
-    Relative errors of a token's gradient, against float64: two parts 3e-6, one part 3e-3, rounding the result to
-    bfloat16 (the states' own dtype, in which it leaves the head) 2e-3.
+    Relative errors of a token's gradient, against float64: two parts 3e-6, one part 3e-3, rounding to bfloat16 2e-3.
     """
     if weight.dtype == torch.bfloat16 and d.is_cuda:
         return _two_part_product(d, weight)
@@ -183,12 +178,7 @@ def token_kl(head: Head, hidden: Tensor, head_0: Head, hidden_0: Tensor) -> Tens
 
 def nll_and_gradient(head: Head) -> ValueAndGradient:
     """NLL of targets, and its gradient by the hidden states."""
-
-    def found(h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        log_p, slope = head.with_slope(h)
-        return _nll_of(head, log_p, slope, y)
-
-    return found
+    return lambda h, y: _nll_of(head, *head.with_slope(h), y)
 
 
 class TokenStatistics(NamedTuple):

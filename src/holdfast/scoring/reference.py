@@ -1,17 +1,15 @@
 """Reference losses: every safety example at theta_0, measured once, bound to what they were measured on; their noise.
 
-A table is stored as `reference.safetensors` (losses) and `reference.json` (example ids and provenance). It is reused
-only where every provenance key agrees; a table that claims to match is measured again on rows drawn at random.
-
-The provenance holds the hash of every example's id, tokens and labels; `reference.json` holds the sha256 of the losses
-and its own. Whoever changes losses can compute these again, so a sample of each role is measured with the model at
-hand: n = ln(0.001) / ln(0.95) = 135 rows find, with probability > 0.999, any change of at least 5 % of a role's rows,
-which is the least that moves its violation rate by 5 points.
+A table is `reference.safetensors` (losses, with their sha256 in the other) and `reference.json` (example ids and
+provenance, sealed). It is reused only where every provenance key agrees, the hash of all ids, tokens and labels among
+them. Whoever changes losses can compute the hashes again, so a sample of each role is measured with the model at hand:
+n = ln(0.001) / ln(0.95) = 135 rows, which nobody can know beforehand, find with probability > 0.999 any change of at
+least 5 % of a role's rows, the least that moves its violation rate by 5 points.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +26,7 @@ from holdfast.core.files import read_plain_file, write_bytes
 from holdfast.core.hashing import sha256_json, sha256_lines
 from holdfast.core.ranks import barrier, from_first, rank
 from holdfast.core.sealed_json import read_sealed, write_sealed
-from holdfast.core.seeding import generator
+from holdfast.core.seeding import sample
 from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded
 from holdfast.models.embedded import cache_root
@@ -38,8 +36,7 @@ from holdfast.scoring.forward import Forward
 
 COLUMNS = ("total", "tokens", "first", "first_tokens")
 FORGED_SHARE, MISSED = 0.05, 0.001
-SPOT_CHECK = math.ceil(math.log(MISSED) / math.log(1 - FORGED_SHARE))
-"""Rows of a role that are measured again: a share of 5 % that was changed is missed with probability < 0.001."""
+SPOT_CHECK = math.ceil(math.log(MISSED) / math.log(1 - FORGED_SHARE))  # rows of a role that are measured again
 VERSION = 2
 NOISE_QUANTILE, NOISE_SAMPLE = 0.99, 256
 
@@ -80,9 +77,8 @@ class ReferenceTable:
         """The part of the table for these examples, in this order."""
         at = {example_id: i for i, example_id in enumerate(self.ids)}
         picked = [at[example_id] for example_id in ids]
-        return ReferenceTable(
-            tuple(ids), CompletionLosses(*(getattr(self.losses, name)[picked] for name in COLUMNS)), self.provenance
-        )
+        losses = CompletionLosses(*(getattr(self.losses, name)[picked] for name in COLUMNS))
+        return replace(self, ids=tuple(ids), losses=losses)
 
     def save(self, stem: Path) -> None:
         """Write `<stem>.safetensors` and then `<stem>.json`, which holds its checksum and its own, each atomically."""
@@ -107,8 +103,7 @@ class ReferenceTable:
         if sha256(data).hexdigest() != record.get("losses_sha256"):
             raise _damaged(stem, "the losses do not match their checksum")
         try:
-            tensors = load(data)
-            columns = [tensors[name] for name in COLUMNS]
+            columns = list(map(load(data).__getitem__, COLUMNS))
         except Exception as error:
             raise _damaged(stem, f"the losses cannot be read ({type(error).__name__})") from error
         if any(column.shape != (len(ids),) or column.dtype != torch.float64 for column in columns):
@@ -117,9 +112,8 @@ class ReferenceTable:
 
 
 def _damaged(stem: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"reference losses {stem}.* are damaged: {why}", remedy="delete both files; they are measured again"
-    )
+    remedy = "delete both files; they are measured again"
+    return CheckpointError(f"reference losses {stem}.* are damaged: {why}", remedy=remedy)
 
 
 def data_sha256(examples: Sequence[Encoded]) -> str:
@@ -129,18 +123,16 @@ def data_sha256(examples: Sequence[Encoded]) -> str:
 
 def require_same_provenance(stored: Mapping[str, Any], current: Mapping[str, Any], where: Path) -> None:
     """Refuse a table measured on anything else, naming the differing keys."""
+
+    def short(value: Any) -> str:
+        text = str(value)
+        return text if len(text) <= 20 else text[:12] + "..."
+
     differing = sorted(k for k in {*stored, *current} if stored.get(k) != current.get(k))
     if differing:
-        listed = "; ".join(f"{k}: stored {_short(stored.get(k))}, now {_short(current.get(k))}" for k in differing)
-        raise CheckpointError(
-            f"reference losses {where} were measured on something else ({listed})",
-            remedy="use another run folder, or delete the reference.* files there to measure them again",
-        )
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 20 else text[:12] + "..."
+        listed = "; ".join(f"{k}: stored {short(stored.get(k))}, now {short(current.get(k))}" for k in differing)
+        remedy = "use another run folder, or delete the reference.* files there to measure them again"
+        raise CheckpointError(f"reference losses {where} were measured on something else ({listed})", remedy=remedy)
 
 
 def measure_reference(
@@ -148,20 +140,14 @@ def measure_reference(
 ) -> ReferenceTable:
     """Measure the table now; non-finite losses are refused by id."""
     losses = forward.losses(examples, first_k)
-    bad = [e.id for e, x in zip(examples, losses.total.tolist(), strict=True) if not math.isfinite(x)]
-    if bad:
-        raise DataError(
-            f"the reference loss of {len(bad)} safety examples is not finite (ids {', '.join(bad[:20])})",
-            remedy="remove these examples, or load the model in float32",
-        )
+    if bad := [e.id for e, x in zip(examples, losses.total.tolist(), strict=True) if not math.isfinite(x)]:
+        what = f"the reference loss of {len(bad)} safety examples is not finite (ids {', '.join(bad[:20])})"
+        raise DataError(what, remedy="remove these examples, or load the model in float32")
     return ReferenceTable(tuple(e.id for e in examples), losses, provenance)
 
 
 def drawn_rows(roles: Sequence[int]) -> list[int]:
-    """Positions of the rows to measure again: of each role `SPOT_CHECK` at random, or all where it has fewer.
-
-    Nobody can know them beforehand, and a small role is not hidden behind a large one. The rows lie role after role.
-    """
+    """Positions of the rows to measure again: of each role `SPOT_CHECK` at random, or all where it has fewer."""
     random, start, chosen = SystemRandom(), 0, []
     for size in roles:
         chosen += [start + at for at in random.sample(range(size), min(size, SPOT_CHECK))]
@@ -174,8 +160,8 @@ def _spot_check(
 ) -> None:
     """Refuse a table whose rows, measured again, are others.
 
-    A wrong model is off on all rows, which the mean of the gaps shows; a forged table is off on some, which the largest
-    gap shows; one that was shifted as a whole, by less than single rows stray, shows in the mean with its sign.
+    The mean of the gaps shows a wrong model, which is off on all rows; the largest gap a forged table, which is off on
+    some; the mean with its sign one that was shifted as a whole, by less than single rows stray.
     """
     some = from_first(lambda: drawn_rows(roles))
     fresh = forward.losses([examples[i] for i in some], int(table.provenance["first_k"]))
@@ -194,12 +180,9 @@ def _spot_check(
 
 def _require_rows(table: ReferenceTable, examples: Sequence[Encoded], where: Path) -> None:
     """Every row speaks of the example that it serves: as many scored tokens, and finite losses."""
-    first_k = int(table.provenance["first_k"])
     tokens = torch.tensor([example.n_labels for example in examples], dtype=torch.float64)
-    losses = table.losses
-    same = torch.equal(losses.tokens.double(), tokens) and torch.equal(
-        losses.first_tokens.double(), tokens.clamp(max=first_k)
-    )
+    first, losses = tokens.clamp(max=int(table.provenance["first_k"])), table.losses
+    same = torch.equal(losses.tokens.double(), tokens) and torch.equal(losses.first_tokens.double(), first)
     if not (same and bool(torch.isfinite(losses.total).all()) and bool(torch.isfinite(losses.first).all())):
         raise _damaged(where, "its rows are not those of the examples it lists")
 
@@ -227,31 +210,22 @@ def _stored(place: Path, provenance: Mapping[str, Any], examples: Sequence[Encod
 
 
 def reference_table(
-    forward: Forward,
-    examples: Sequence[Encoded],
-    provenance: Mapping[str, Any],
-    *,
-    stem: Path,
-    cache: Path,
+    forward: Forward, examples: Sequence[Encoded], provenance: Mapping[str, Any], *, stem: Path, cache: Path,
     roles: Sequence[int] | None = None,
-) -> ReferenceTable:
-    """The table from the run folder, else from the cache, else measured; stored in both.
+) -> ReferenceTable:  # fmt: skip
+    """The table from the run folder (`stem`, without suffix), else from the cache, else measured; stored in both.
 
-    Args:
-        stem: `<run folder>/reference`, without suffix.
-        roles: how many of the examples each role has, one after the other; one role unless given.
+    `roles`: how many of the examples each role has, one after the other; one role unless given.
     """
-    shared = cache / sha256_json(dict(provenance))
-    for place in (stem, shared):
-        found = _stored(place, provenance, examples)
-        if found is not None:
-            table = found
+    places = (stem, cache / sha256_json(dict(provenance)))
+    for place in places:
+        if (table := _stored(place, provenance, examples)) is not None:
             _spot_check(forward, table, examples, roles or [len(examples)], place)
             break
     else:
         table = measure_reference(forward, examples, provenance, int(provenance["first_k"]))
     if rank() == 0:
-        for place in (stem, shared):
+        for place in places:
             if not place.with_suffix(".json").exists():
                 table.save(place)
     barrier()
@@ -263,10 +237,9 @@ def noise_floor(
 ) -> float:
     """The 99 % quantile of |D_i| at theta_0, where each is zero by definition, in the constraint's unit.
 
-    A second pass over at most 256 examples in another batch composition (other neighbours, other padding, other
-    kernels) moves each loss a little, more so in bfloat16. tau must stay well above that, or numerical noise alone
-    would spend the budget alpha.
+    A second pass over at most 256 examples in another batch composition moves each loss a little, more so in bfloat16.
+    tau must stay well above that, or numerical noise alone would spend the budget alpha.
     """
-    chosen = sorted(generator(seed, "noise floor").permutation(len(examples))[:NOISE_SAMPLE].tolist())
+    chosen = sample(range(len(examples)), NOISE_SAMPLE, seed, "noise floor")
     found = forward.degradations([examples[i] for i in chosen], reference[chosen], constraint, shuffle=seed)
     return float(torch.quantile(found.abs(), NOISE_QUANTILE))

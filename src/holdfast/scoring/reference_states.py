@@ -2,13 +2,12 @@
 
     p_0(token t) = softmax(head_0 h_t)      h_t: the hidden state that predicts token t, at theta_0
 
-The reference's distribution of a row never changes, and each row comes up again and again: one pass over all rows
-spares every later one a forward at theta_0. The states are `tokens x width` numbers, where the log-probabilities would
-be `tokens x vocabulary`, and give the same distribution: they are kept in the dtype in which the head gets them.
+The reference's distribution of a row never changes: one pass over all rows spares every later one a forward at theta_0.
+States are `tokens x width` numbers, where log-probabilities would be `tokens x vocabulary`; they are kept in the dtype
+in which the head gets them.
 
 A run without a fresh adapter has no other reference (`KeptReference`): its theta_0 is gone after the first step. All
-rows are passed over before a checkpoint is loaded and in an order of their own, so that what is kept does not depend on
-when a run was interrupted.
+rows are passed over before a checkpoint is loaded, in an order of their own, so that an interruption changes nothing.
 """
 
 import logging

@@ -1,6 +1,6 @@
 """Asking theta_0, in memory or behind vLLM or a named endpoint: greedy replies, stored as they come, and their classes.
 
-32 tokens sort a reply. One that is cut there and cannot be sorted yet is asked for again at 128. A reply that is to be
+32 tokens sort a reply; one that is cut there and cannot be sorted yet is asked for again at 128. A reply that is to be
 held runs to its end, at most 256 tokens. Replies are kept by the model's content in the user's cache, for the owner
 alone (mode 0600), so that a killed run goes on and the next run on this model asks only what is new.
 """
@@ -9,7 +9,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,7 +27,7 @@ from holdfast.judging.reply_classes import ReplyClass, sort_reply
 from holdfast.judging.store import missing
 from holdfast.judging.store import replies as stored_replies
 from holdfast.models.embedded import cache_root
-from holdfast.screening.questions import Key, asked_rows, prompt_key, questions_of
+from holdfast.screening.questions import Key, as_question, asked_rows, prompt_key, questions_of
 from holdfast.screening.settings import TASK, ScreeningSettings, uses_of
 
 SORTING = 32
@@ -73,21 +73,21 @@ class Asker:
     identity: Mapping[str, Any]
     folder: Path | None = None  # of the stored replies; the user's cache unless given
     told: Told | None = None
-    # which prompts leave room for a whole reply; None where that is not known
-    fits: Callable[[Sequence[Example]], list[bool]] | None = None
+    # the prompts that leave room for a whole reply; the model is not asked the others
+    fitting: Callable[[Sequence[Example]], list[Example]] = list
     batch: int = BATCH_CPU  # prompts that the engine takes together
+    plain: bool = False  # whether prompts are asked as they are, without a template
 
-    def fitting(self, examples: Sequence[Example]) -> list[Example]:
-        """The prompts that leave room for a reply; the model is not asked the others."""
-        if self.fits is None or not examples:
-            return list(examples)
-        return [example for example, fits in zip(examples, self.fits(examples), strict=True) if fits]
+    def question(self, example: Example) -> Example:
+        """The prompt alone, as it is asked."""
+        return as_question(example.prompt, example, plain=self.plain)
 
     def sort(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
+        """Replies of 32 tokens, or 128 where those do not sort them, and their classes, by id."""
         quick = {key: _sorted(reply) for key, reply in self.ask(examples, SORTING, what).items()}
         undecided = [e for e in examples if quick[e.id].reply.truncated and quick[e.id].reply_class == UNSORTED]
         longer = self.ask(undecided, LONGER, f"{what}, longer")
-        return quick | {key: replace(_sorted(reply), quick=False) for key, reply in longer.items()}
+        return quick | {key: _sorted(reply, quick=False) for key, reply in longer.items()}
 
     def held(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
         """Replies of up to 256 tokens and their classes, by id: a reply may change its mind after 32 tokens."""
@@ -100,10 +100,10 @@ class Asker:
         if not examples:
             return {}
         told, total = self.told, len(examples)
+        progress = None if told is None else lambda done: told(what, done, total)
         made = stored_replies(
-            self._path(tokens), self.identity, list(examples), self.engine, max_new_tokens=tokens,
-            progress=None if told is None else lambda done: told(what, done, total),
-        )  # fmt: skip
+            self._path(tokens), self.identity, list(examples), self.engine, max_new_tokens=tokens, progress=progress
+        )
         return {example.id: reply for example, reply in zip(examples, made, strict=True)}
 
     def unanswered(self, examples: Sequence[Example]) -> list[Example]:
@@ -116,9 +116,9 @@ class Asker:
         return folder / sha256_json({**self.identity, **engine})[:32] / f"{tokens}.jsonl"
 
 
-def _sorted(reply: Reply) -> Sorted:
+def _sorted(reply: Reply, *, quick: bool = True) -> Sorted:
     found = sort_reply(reply.text, truncated=reply.truncated)
-    return Sorted(reply, found.reply_class, None if found.reason is None else str(found.reason))
+    return Sorted(reply, found.reply_class, None if found.reason is None else str(found.reason), quick)
 
 
 def asker_of(
@@ -140,12 +140,15 @@ def asker_of(
     }  # fmt: skip
     positions = None if engine in REMOTE else positions_of(model)
 
-    def room(examples: Sequence[Example]) -> list[bool]:
-        if (positions or 0) <= HELD:  # whatever the prompts are
-            return [False] * len(examples)
-        return [len(ids) + HELD <= (positions or 0) for ids in prompt_ids(tokenizer, examples, template)]
+    def fitting(examples: Sequence[Example]) -> list[Example]:
+        if positions is None or not examples:
+            return list(examples)
+        if positions <= HELD:  # whatever the prompts are
+            return []
+        ids = prompt_ids(tokenizer, examples, template)
+        return [example for example, own in zip(examples, ids, strict=True) if len(own) + HELD <= positions]
 
-    return Asker(made, identity, folder, told, fits=None if positions is None else room, batch=batch)
+    return Asker(made, identity, folder, told, fitting, batch, plain=template == "none")
 
 
 @contextmanager
@@ -179,14 +182,12 @@ class AskingPlan:
     def sentence(self) -> str:
         sample = f" (a stratified sample: {self.asked_rows} of {self.rows} rows)"
         sampled = "" if self.asked_rows == self.rows else sample
-        local = [name for name in self.files if Path(name).is_file()]
-        remote = [name for name in self.files if name not in local]
+        local, remote = ([name for name in self.files if Path(name).is_file() == here] for here in (True, False))
         files = f" and {self.file_prompts:,} of {', '.join(local)}" if local else ""
         files += f" and those of {', '.join(remote)}" if remote else ""
         bundled = f", {self.bundled_prompts:,} bundled prompts" if self.bundled_prompts else ""
-        return (
-            f"{self.task_prompts:,} task prompts{sampled}{bundled}{files}; at most about {self.new_tokens:,} new tokens"
-        )
+        most = f"at most about {self.new_tokens:,} new tokens"
+        return f"{self.task_prompts:,} task prompts{sampled}{bundled}{files}; {most}"
 
 
 def plan_asking(task: Sequence[Example], settings: ScreeningSettings) -> AskingPlan:
@@ -198,15 +199,13 @@ def plan_asking(task: Sequence[Example], settings: ScreeningSettings) -> AskingP
 
 def planned(rows: int, asked_rows: int, task_prompts: int, settings: ScreeningSettings) -> AskingPlan:
     """The plan once the task's questions are known: `task_prompts` of them, for `asked_rows` of its rows."""
-    sources = dict.fromkeys(source for one in settings.sets.values() for source in one.prompts)
-    held = [(name, one) for one in settings.sets.values() for name in one.prompts if name in KINDS]
-    parts: set[tuple[str, Use, int | None]]
-    parts = {(name, use, one.limit) for name, one in held for use in uses_of(name, one.keep)}
-    parts |= {(name, "monitor", None) for name in settings.watched_beside}
+    sources = [(source, one) for one in settings.sets.values() for source in one.prompts if source != TASK]
+    parts: set[tuple[str, Use, int | None]] = {(name, "monitor", None) for name in settings.watched_beside}
+    parts |= {(name, use, one.limit) for name, one in sources if name in KINDS for use in uses_of(name, one.keep)}
     asked = {e.id for name, use, limit in parts if use != "certify" for e in bundled(name, use, limit)}
-    files = tuple(source for source in sources if source != TASK and source not in KINDS)
-    local = {(source, one.limit) for one in settings.sets.values() for source in one.prompts if source in files}
-    file_prompts = sum(len(read_prompts(source, limit=limit)) for source, limit in local if Path(source).is_file())
+    read = dict.fromkeys((source, one.limit) for source, one in sources if source not in KINDS)
+    files = tuple(dict.fromkeys(source for source, _ in read))
+    file_prompts = sum(len(read_prompts(source, limit=limit)) for source, limit in read if Path(source).is_file())
     prompts = task_prompts + len(asked) + file_prompts
     tokens = round((SORTING + HELD * HELD_SHARE) * prompts)
     sets = {name: one.as_json() for name, one in settings.sets.items()}
@@ -218,7 +217,7 @@ class AskingTime:
     """How long asking will take, measured on its own prompts before the others are asked.
 
     Of the prompts without a stored reply, those of about average length go first: one batch to warm up, one by the
-    clock. Their replies are stored, so that no work is lost. With r seconds a prompt and n prompts left, an estimate is
+    clock. With r seconds a prompt and n prompts left, an estimate is
 
         r n                to sort the replies
         r n/4 * 256/32     more, at most about, where a quarter of them is held whole
@@ -236,14 +235,13 @@ class AskingTime:
 
     @property
     def holding(self) -> float:
-        """More, at most about, for the replies that are held whole."""
         return self.sorting * HELD_SHARE * HELD / SORTING
 
     def sentence(self) -> str:
+        sorting, holding = (str(timedelta(seconds=round(seconds))) for seconds in (self.sorting, self.holding))
         return (
-            f"estimated {_shown(self.sorting)} to sort the replies to {self.left:,} more prompts, and at most about "
-            f"{_shown(self.holding)} for the whole replies that are held ({self.timed} prompts took "
-            f"{self.seconds:.1f} s)"
+            f"estimated {sorting} to sort the replies to {self.left:,} more prompts, and at most about {holding} for "
+            f"the whole replies that are held ({self.timed} prompts took {self.seconds:.1f} s)"
         )
 
 
@@ -267,7 +265,3 @@ def of_average_length(examples: Sequence[Example], count: int) -> list[Example]:
     middle = bisect_left(lengths, sum(lengths) / len(lengths))
     start = min(max(0, middle - count // 2), len(ordered) - count)
     return ordered[start : start + count]
-
-
-def _shown(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))

@@ -1,8 +1,7 @@
-"""The certify prompts of a run that asked its model: whole bundled kinds, and dropped groups of the task.
+"""The certify prompts of a run that asked its model: whole bundled kinds, and dropped groups of the task; no replies.
 
-They carry no replies: neither model has seen them. A certificate opens those of the sets that keep refusals, and on
-request those of the sets that keep answers. Bundled prompts are public; how often they were opened is counted for the
-model before and the task together (`certification/openings.py`).
+A certificate opens those of the sets that keep refusals, and on request those of the sets that keep answers. Bundled
+prompts are public; their openings are counted for the model before and the task together (`certification/openings.py`).
 """
 
 import json
@@ -56,11 +55,10 @@ class CertifyShare:
 
 def certify_share(screening: Screening, keeps: Mapping[str, Keep], task_sha256: str) -> CertifyShare:
     """The certify prompts of the sets in `keeps`, each with what it keeps; `task_sha256` is a `content_sha256`."""
-    prompts: dict[str, Example] = {}
-    keep: dict[str, str] = {}
+    found: dict[str, tuple[Example, str]] = {}
     for name, kept in keeps.items():
         for example in screening.sets[name].certify:
-            prompts.setdefault(example.id, example)
-            keep.setdefault(example.id, str(CLASS_OF[kept]))
-    examples = tuple(prompts[key] for key in sorted(prompts))
+            found.setdefault(example.id, (example, str(CLASS_OF[kept])))
+    examples = tuple(found[key][0] for key in sorted(found))
+    keep = {key: kept for key, (_, kept) in found.items()}
     return CertifyShare(tuple(keeps), examples, keep, public_ids(examples), task_sha256, screening)

@@ -1,12 +1,12 @@
 """Conflicts: rows whose prompt theta_0 refuses while their target complies.
 
 A row is a conflict if theta_0 refuses any of the questions asked for it (`questions`) and the target of that question
-is not itself a refusal. Rows that were not asked are trained on; the share of conflicts among them is estimated from
-those that were, by the exact (Clopper-Pearson) interval.
+is not itself a refusal. Rows that were not asked are trained on; the share of conflicts among them is estimated by the
+exact (Clopper-Pearson) interval.
 
-The rules see that theta_0 refuses. A judge also sees rows whose target complies where theta_0 only evades, asks back or
-changes the subject, and targets that open like a refusal and then comply. With q a question of the row, y its target
-and r theta_0's own reply of up to 256 tokens:
+A judge also sees rows whose target complies where theta_0 only evades, asks back or changes the subject, and targets
+that open like a refusal and then comply. With q a question of the row, y its target and r theta_0's own reply of up to
+256 tokens:
 
     conflict  <=>  judge(q, y) = unsafe  and  judge(q, r) = safe
 
@@ -17,6 +17,7 @@ scored everything that decides it: every target, and the reply where a target is
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -62,24 +63,17 @@ def find_conflicts(
 ) -> list[Conflict]:  # fmt: skip
     """The conflicts among the rows that were asked, by row number; `judged` are those that a judge found."""
     refused = refused_rows(questions, classes)
-    forms = {**(judged or {}), **refused}
-    ordered = sorted(forms)
-    groups = clusters([prompt_text(rows[row]) for row in ordered])
-    numbers: dict[int, int] = {}
+    forms = sorted({**(judged or {}), **refused}.items())
+    groups = clusters([prompt_text(rows[row]) for row, _ in forms])
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     return [
-        Conflict(
-            row, rows[row].id, rows[row].where, forms[row], numbers.setdefault(group, len(numbers)),
-            by="refusal" if row in refused else "judge",
-        )
-        for row, group in zip(ordered, groups, strict=True)
-    ]  # fmt: skip
+        Conflict(row, rows[row].id, rows[row].where, form, numbers[group], by="refusal" if row in refused else "judge")
+        for (row, form), group in zip(forms, groups, strict=True)
+    ]
 
 
 def refused_rows(questions: Sequence[Question], classes: Mapping[str, Sorted]) -> dict[int, Form]:
-    """Rows with a question that theta_0 refuses and whose target complies, with the form of the first such question.
-
-    A prompt alone (one that replies are sampled to) has no target, and is no conflict.
-    """
+    """Rows with a question that theta_0 refuses and whose target complies; the form of the first such question."""
     forms: dict[int, Form] = {}
     for question in questions:
         if classes[question.example.id].reply_class == ReplyClass.REFUSED:
@@ -105,15 +99,17 @@ def settle(
     everything = dropped == rows and rows > 0
     if not (too_many or everything or (settings.rule == "fail" and settled)):
         return settled
-    place = "" if listed is None else f"; listed in {listed}"
+    judged = " or what the judge calls unsafe" if any(conflict.by == "judge" for conflict in settled) else ""
+    what = f"{len(settled)} of {rows} task rows ({percent(dropped / rows)}) teach what the model refuses{judged}"
+    if too_many:
+        what += f", more than the {exact_percent(settings.max_dropped)} that are dropped unasked"
+    if everything:
+        what += "; nothing would be left to train on"
     if listed is not None:
         write_conflicts(listed, settled)
-    limit = f", more than the {exact_percent(settings.max_dropped)} that are dropped unasked" if too_many else ""
-    limit += "; nothing would be left to train on" if everything else ""
-    judged = " or what the judge calls unsafe" if any(conflict.by == "judge" for conflict in settled) else ""
+        what += f"; listed in {listed}"
     raise DataError(
-        f"{len(settled)} of {rows} task rows ({percent(dropped / rows)}) teach what the model refuses{judged}{limit}"
-        f"{place}",
+        what,
         remedy="look at them: the model declines them, harmful or not. Ordinary rows: take another model, one that "
         "answers them, or set `conflicts: {learn: FILE}` (train on the ids in FILE and do not hold them). Else set "
         "`conflicts: drop` (leave them out), `conflicts: keep` (train on them and hold the model's refusals against "
@@ -133,18 +129,16 @@ def read_ids(path: Path) -> frozenset[str]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as a list of ids", remedy="give a text file, one id a line") from error
     ids = set()
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)["id"] if line.lstrip().startswith("{") else line.strip()
-        except (ValueError, KeyError, TypeError):
-            value = None
-        if not isinstance(value, str) or len(value) != 16 or any(c not in "0123456789abcdef" for c in value):
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        value = line
+        if line.startswith("{"):
+            with suppress(ValueError, KeyError):
+                value = json.loads(line)["id"]
+        if line and not (isinstance(value, str) and re.fullmatch("[0-9a-f]{16}", value)):
             what = f"{path}:{number}: expected an id of 16 hex digits, or an object with one under `id`"
             raise DataError(what, remedy="take the ids from the list of conflicts that `holdfast screen` writes")
         ids.add(value)
-    return frozenset(ids)
+    return frozenset(ids - {""})
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,16 @@ so that every prefix of the order is a stratified sample.
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from holdfast.core.hashing import sha256_text
-from holdfast.data.examples import Example, Turns, as_turns, completion_text, make_example, prompt_text, said
-from holdfast.data.tool_calls import TOOLS
+from holdfast.data.examples import TOOLS, Example, Turns, as_turns, completion_text, make_example, prompt_text, said
 
 Form: TypeAlias = Literal["own", "alone", "turn", "bare"]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """One question of a row: the prompt, its form, and the reply that the row trains."""
 
     prompt: str | Turns
@@ -38,8 +35,7 @@ class Asked:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """A distinct prompt, and where the task asks it: (row number, form, target)."""
 
     example: Example
@@ -65,18 +61,13 @@ def questions_of(row: Example) -> list[Asked]:
 
 
 def distinct(rows: Sequence[Example], numbers: Sequence[int], *, plain: bool) -> list[Question]:
-    """The distinct questions of the rows at `numbers`, in the order in which they first occur.
-
-    Prompts stay strings where they are `plain`, as `template: none` has them; otherwise they become user turns.
-    """
-    made: dict[str, Example] = {}
-    uses: dict[str, list[tuple[int, Form, str]]] = {}
+    """The distinct questions of the rows at `numbers`, in order of first occurrence; `plain` strings stay strings."""
+    found: dict[str, tuple[Example, list[tuple[int, Form, str]]]] = {}
     for number in numbers:
         for asked in questions_of(rows[number]):
             example = as_question(asked.prompt, rows[number], plain=plain)
-            made.setdefault(example.id, example)
-            uses.setdefault(example.id, []).append((number, asked.form, asked.target))
-    return [Question(example, tuple(uses[key])) for key, example in made.items()]
+            found.setdefault(example.id, (example, []))[1].append((number, asked.form, asked.target))
+    return [Question(example, tuple(uses)) for example, uses in found.values()]
 
 
 def as_question(prompt: str | Turns, source: Example, *, plain: bool) -> Example:
@@ -94,41 +85,34 @@ def _asked(row: Example) -> Iterator[Asked]:
             yield Asked(rest, "bare", target)
         return
     turns = (*row.prompt, *as_turns("assistant", row.completion))
-    replies = [place for place, turn in enumerate(turns) if turn["role"] == "assistant"]
+    replies = {place: said(turn) for place, turn in enumerate(turns) if turn["role"] == "assistant"}
     last = max(replies, default=len(row.prompt))
-    yield Asked(turns[:last], "own", _content(turns, last))
-    for place in reversed(replies):  # the last first: it is what most rows are trained on
+    yield Asked(turns[:last], "own", replies.get(last, ""))
+    for place, target in reversed(replies.items()):  # the last first: it is what most rows are trained on
         user = next((turn["content"] for turn in reversed(turns[:place]) if turn["role"] == "user"), None)
         if user is None:
             continue
-        target = _content(turns, place)
         yield Asked(as_turns("user", user), "alone" if place == last else "turn", target)
         if (rest := without_preamble(user)) is not None:
             yield Asked(as_turns("user", rest), "bare", target)
 
 
-def _content(turns: Turns, place: int) -> str:
-    return said(turns[place]) if place < len(turns) else ""
-
-
 def asked_rows(rows: Sequence[Example], *, max_prompts: int, seed: int) -> list[int]:
     """Numbers of the rows to ask for, in their own order: all, or a stratified sample of `max_prompts` questions."""
+    first = _within(rows, range(len(rows)), max_prompts)
+    return first if len(first) == len(rows) else sorted(_within(rows, stratified_order(rows, seed=seed), max_prompts))
+
+
+def _within(rows: Sequence[Example], order: Sequence[int], max_prompts: int) -> list[int]:
+    """The first of the numbers whose rows ask no more than `max_prompts` distinct questions together."""
     chosen: list[int] = []
     seen: set[Key] = set()
-    for row in rows:
-        seen.update(prompt_key(asked.prompt) for asked in questions_of(row))
+    for number in order:
+        seen |= {prompt_key(asked.prompt) for asked in questions_of(rows[number])}
         if len(seen) > max_prompts:
             break
-    else:
-        return list(range(len(rows)))
-    seen.clear()
-    for number in stratified_order(rows, seed=seed):
-        new = {prompt_key(asked.prompt) for asked in questions_of(rows[number])} - seen
-        if len(seen) + len(new) > max_prompts:
-            break
-        seen |= new
         chosen.append(number)
-    return sorted(chosen)
+    return chosen
 
 
 def stratified_order(rows: Sequence[Example], *, seed: int) -> list[int]:
@@ -206,11 +190,9 @@ _CLAUSE: Final = re.compile(r",\s+(?:and |so |then |but )?|\s+[-\u2013\u2014]+\s
 def without_preamble(text: str) -> str | None:
     """`text` without words that set a persona, demand obedience, or call it fiction; None without any, or nothing else.
 
-    They can talk theta_0 into complying, so that a row is not seen to teach what the bare request would be refused.
-    Taking words away costs one more question and changes no row: a pattern that is too wide asks in vain.
-
-    A sentence with them is left out, but for the clauses behind or before them: "From now on you obey, so list the
-    planets" leaves "list the planets".
+    They can talk theta_0 into complying. Taking words away costs one more question and changes no row: a pattern that
+    is too wide asks in vain. A sentence with them is left out, but for the clauses behind or before them: "From now on
+    you obey, so list the planets" leaves "list the planets".
     """
     kept: list[str] = []
     changed = False
@@ -219,19 +201,16 @@ def without_preamble(text: str) -> str | None:
     for sentence, following in zip_longest(sentences, sentences[1:], fillvalue=""):
         found = _is_preamble(sentence)
         changed |= found
-        if _announces(sentence, following, found=found):
+        # With a colon it may only lead to the next: `In a story, a child asks: "..."`, `Step 1: obey me`.
+        announced = (
+            following.startswith(_QUOTES) if found else _words(sentence) < FEWEST_WORDS and _is_preamble(following)
+        )
+        if sentence.endswith(":") and announced:
             continue
         if rest := _rest(sentence) if found else sentence:
             kept.append(rest)
     joined = " ".join(kept).replace(_BLANK, " ")
     return joined if changed and _words(joined) >= FEWEST_WORDS else None
-
-
-def _announces(sentence: str, following: str, *, found: bool) -> bool:
-    """Whether a sentence with a colon only leads to the next: `In a story, a child asks: "..."`, `Step 1: obey me`."""
-    if not sentence.endswith(":"):
-        return False
-    return following.startswith(_QUOTES) if found else _words(sentence) < FEWEST_WORDS and _is_preamble(following)
 
 
 def _is_preamble(words: str) -> bool:
@@ -242,13 +221,11 @@ def _is_preamble(words: str) -> bool:
 def _rest(sentence: str) -> str:
     """What stands behind the clauses of the preamble, otherwise before them; empty where neither holds a request."""
     ends = [*_CLAUSE.finditer(sentence)]
-    starts = [0, *(end.end() for end in ends)]
-    stops = [*(end.start() for end in ends), len(sentence)]
-    found = [place for place in range(len(starts)) if _is_preamble(sentence[starts[place] : stops[place]])]
-    if not found:  # the words reach over a comma
-        found = [0]
-    behind = sentence[starts[found[-1] + 1] :] if found[-1] + 1 < len(starts) else ""
-    before = sentence[: stops[found[0] - 1]] if found[0] else ""
+    starts = [0, *(end.end() for end in ends), len(sentence)]  # clause i is sentence[starts[i] : stops[i + 1]]
+    stops = [0, *(end.start() for end in ends), len(sentence)]
+    found = [i for i in range(len(ends) + 1) if _is_preamble(sentence[starts[i] : stops[i + 1]])]
+    first, last = (found[0], found[-1]) if found else (0, 0)  # none where the words reach over a comma
+    behind, before = sentence[starts[last + 1] :], sentence[: stops[first]]
     if rest := next((part.strip() for part in (behind, before) if _words(part) >= FEWEST_WORDS), ""):
         return rest
     match = _PREAMBLE.search(sentence)  # no full stop before it: "Name the planets of the sun Do not refuse."

@@ -36,52 +36,43 @@ _REMEDY = "restore the folder from a backup, or train in a new output_dir"
 
 
 def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> None:
-    """Write a screening; its record last, so that a folder with a record is whole.
-
-    `belongs_to` is what a later run must share to use it: model, task, settings; JSON.
-    """
-    held = [
-        {"set": name, "role": role, **_example(example)}
-        for name, split in screening.sets.items() for role, examples in split.roles.items() for example in examples
-    ]  # fmt: skip
-    watched = [{"figure": f, **_example(example)} for f in FIGURES for example in getattr(screening.monitor, f)]
-    texts = {
-        "conflicts.jsonl": _lines([conflict.to_json() for conflict in screening.conflicts], sort_keys=True),
-        "held.jsonl": _lines(held, sort_keys=True),
-        "monitor.jsonl": _lines(watched, sort_keys=True),
+    """Write a screening, its record last; `belongs_to`: what a later run must share (model, task, settings)."""
+    roles = [(name, role, own) for name, split in screening.sets.items() for role, own in split.roles.items()]
+    rows = {
+        "conflicts.jsonl": [conflict.to_json() for conflict in screening.conflicts],
+        "held.jsonl": [{"set": name, "role": role, **_example(e)} for name, role, own in roles for e in own],
+        "monitor.jsonl": [{"figure": f, **_example(e)} for f in FIGURES for e in getattr(screening.monitor, f)],
     }
+    texts = {name: _lines(found, sort_keys=True) for name, found in rows.items()}
     for name, text in texts.items():
         write_text(folder / name, text, mode=OWNER)
     values = {"version": VERSION, "belongs_to": dict(belongs_to)} | {k: getattr(screening, k) for k in FIELDS}
-    hashes = {name: sha256_text(text) for name, text in texts.items()}
-    write_sealed(folder / RECORD, values | {"files": hashes})
+    write_sealed(folder / RECORD, values | {"files": {name: sha256_text(text) for name, text in texts.items()}})
 
 
 def load(folder: Path, belongs_to: Mapping[str, Any]) -> Screening:
     """Read a screening that belongs to this run."""
-    values = _values(folder)
-    if differing := _differing(values["belongs_to"], belongs_to):
+    screening, there = _stored(folder)
+    if differing := _differing(there, belongs_to):
         what = f"{folder} holds the screening of another run; differing: {', '.join(differing)}"
         raise CheckpointError(what, remedy="use the same model, task and settings as before, or a new output_dir")
-    return _screening(folder, values)
+    return screening
 
 
 def load_finished(
     folder: Path, belongs_to: Mapping[str, Any] | None = None, places: Mapping[str, str] | None = None
 ) -> tuple[Screening, dict[str, Any]]:
-    """Read the screening of a finished run, and what it belongs to.
+    """Read the screening of a finished run, and what it belongs to; `places` says where task and model are, for errors.
 
-    The rules and bundled prompts of this version may be others than the run's: the sets stay what they were. `places`
-    says where the task and the model are, for the error about what has changed.
+    The rules and bundled prompts of this version may be others than the run's: the sets stay what they were.
     """
-    values = _values(folder)
-    there: dict[str, Any] = values["belongs_to"]
+    screening, there = _stored(folder)
     differing = [] if belongs_to is None else _differing(there, belongs_to)
     if changed := [key for key in differing if key not in OF_VERSION]:
         names = dict.fromkeys((places or {}).get(key, f"the setting {key}") for key in changed)
         what = f"changed since {folder} was written before training: {', '.join(names)}"
         raise CheckpointError(what, remedy="restore it: the evidence of a run rests on what it was made from")
-    return _screening(folder, values), there
+    return screening, there
 
 
 def _differing(there: Mapping[str, Any], belongs_to: Mapping[str, Any]) -> list[str]:
@@ -89,27 +80,25 @@ def _differing(there: Mapping[str, Any], belongs_to: Mapping[str, Any]) -> list[
     return sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key))
 
 
-def _values(folder: Path) -> dict[str, Any]:
+def _stored(folder: Path) -> tuple[Screening, dict[str, Any]]:
+    """The screening, and what it belongs to."""
     values = read_sealed(folder / RECORD, remedy=_REMEDY)
     if values.get("version") != VERSION:
         raise CheckpointError(f"{folder / RECORD} is of another version of holdfast", remedy=_REMEDY)
     if not isinstance(values.get("belongs_to"), dict) or not isinstance(values.get("files"), dict):
         raise CheckpointError(f"{folder / RECORD} is not the record of a screening", remedy=_REMEDY)
-    return values
-
-
-def _screening(folder: Path, values: Mapping[str, Any]) -> Screening:
     rows = {name: _rows(folder / name, digest) for name, digest in values["files"].items()}
     sets: dict[str, dict[str, list[Example]]] = {}
     for row in rows["held.jsonl"]:
         sets.setdefault(row["set"], {role: [] for role in ROLES})[row["role"]].append(_read(row))
     watched = {f: tuple(_read(row) for row in rows["monitor.jsonl"] if row["figure"] == f) for f in FIGURES}
-    return Screening(
+    screening = Screening(
         conflicts=tuple(Conflict.from_json(row) for row in rows["conflicts.jsonl"]),
         sets={name: split_from_roles(*(roles[role] for role in ROLES)) for name, roles in sets.items()},
         monitor=MonitorPrompts(**watched),
         **{name: values[name] for name in FIELDS},
     )
+    return screening, values["belongs_to"]
 
 
 def _example(example: Example) -> dict[str, Any]:
@@ -132,23 +121,24 @@ def fixed_screening(
     folder: Path, belongs_to: Mapping[str, Any], make: Callable[[], Screening], *, started: bool
 ) -> Screening:
     """The screening in `folder`, made there first where there is none."""
-    from_first(lambda: _provide(folder, belongs_to, make, started=started))
+
+    def provide() -> None:
+        saved = (folder / RECORD).exists()
+        if started and not saved:
+            what = f"{folder} is missing, and training has begun: asking again could give other sets"
+            raise CheckpointError(what, remedy=_REMEDY)
+        try:
+            if saved:
+                load(folder, belongs_to)
+        except CheckpointError:
+            if started:
+                raise
+            saved = False
+        if not saved:
+            save(folder, make(), belongs_to)
+
+    from_first(provide)
     return load(folder, belongs_to)
-
-
-def _provide(folder: Path, belongs_to: Mapping[str, Any], make: Callable[[], Screening], *, started: bool) -> None:
-    saved = (folder / RECORD).exists()
-    if started and not saved:
-        what = f"{folder} is missing, and training has begun: asking again could give other sets"
-        raise CheckpointError(what, remedy=_REMEDY)
-    try:
-        if saved:
-            load(folder, belongs_to)
-            return
-    except CheckpointError:
-        if started:
-            raise
-    save(folder, make(), belongs_to)
 
 
 def export(folder: Path, screening: Screening, rows: list[Example], *, model: str) -> list[str]:
@@ -169,12 +159,10 @@ def export(folder: Path, screening: Screening, rows: list[Example], *, model: st
     files = {}
     for name, split in screening.sets.items():
         held = [(role, example) for role in ("constraint", "monitor") for example in split.roles[role]]
-        pairs = to_rows([example for _, example in held])
-        files[f"{name}.jsonl"] = _lines(
-            [row | {"role": role, "category": e.category} for row, (role, e) in zip(pairs, held, strict=True)]
-        )
+        pairs = zip(to_rows([example for _, example in held]), held, strict=True)
+        files[f"{name}.jsonl"] = _lines(row | {"role": role, "category": e.category} for row, (role, e) in pairs)
     watched = [(figure, e) for figure in FIGURES for e in getattr(screening.monitor, figure)]
-    files["monitor.jsonl"] = _lines([{"figure": f, "prompt": e.prompt, "category": e.category} for f, e in watched])
+    files["monitor.jsonl"] = _lines({"figure": f, "prompt": e.prompt, "category": e.category} for f, e in watched)
     for name, text in files.items():
         write_text(folder / name, text, mode=OWNER)
     write_conflicts(folder / "conflicts.jsonl", screening.conflicts)

@@ -26,8 +26,8 @@ from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening import sets as held_sets
 from holdfast.screening.asking import REMOTE, Asker, Sorted, Told, asker_of, measured, planned, undisturbed
 from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, settle
-from holdfast.screening.questions import Question, as_question, asked_rows, distinct
-from holdfast.screening.sets import CLASS_OF, Candidate, HeldSet, MonitorPrompts, Role, monitor_prompts
+from holdfast.screening.questions import Question, asked_rows, distinct
+from holdfast.screening.sets import CLASS_OF, Candidate, HeldSet, MonitorPrompts, Role
 from holdfast.screening.settings import TASK, Keep, PromptSet, ScreeningSettings, uses_of
 
 logger = logging.getLogger(__name__)
@@ -36,12 +36,12 @@ MOST_UNSORTED = 0.05
 FEWEST: Mapping[Keep, int] = {"refusals": 100, "answers": 20}  # groups of prompts that a set must hold
 FIRST_PART = 128  # prompts of a set after which it is first asked whether there will be enough
 STOPS_WRONGLY = 1e-4
+SHOWN = 5  # rows that are named where rows are left out
 _TOO_FEW = {
     "refusals": ("refuses", "name prompts that it refuses (`safety: {refusals: {prompts: [task, probes, FILE], keep: "
                  "refusals}}`), or teach it to refuse first: holdfast align MODEL"),
     "answers": ("answers", "name prompts that it answers, or use a model that answers ordinary prompts"),
 }  # fmt: skip
-SHOWN = 5  # rows that are named where rows are left out
 ROLE_OF_USE: Mapping[Use, Role | None] = {"steer": None, "monitor": "unseen", "certify": "certify"}
 
 
@@ -93,19 +93,16 @@ def screen(
     """Ask a model the prompts of a data set and sort its replies.
 
     Args:
-        model: theta_0: a loaded model (with `tokenizer`), or its reference (hub id, folder, adapter, `embedded`).
+        model: theta_0: a loaded model (with `tokenizer`), or its reference (hub id, folder, adapter, `embedded`), then
+            with `dtype` and `device`.
         dataset: a file, a hub id, rows, or a `datasets.Dataset`, in the formats of `SafeSFTTrainer`.
-        tokenizer: of a loaded model.
         settings: what is held, and what becomes of conflicts; `safety: auto` unless given.
         template: what becomes of plain prompts.
         engine, engine_options: see `holdfast.judging.engines`.
         replies: folder of the stored replies; the user's cache unless given.
-        dtype, device: of a model that is given by its reference.
-        told: receives what is asked, how many replies there are, and how many there will be.
 
     Returns:
-        conflicts, the kept rows (`kept`), the held sets (`sets`) and what is watched (`monitor`). Pass it to
-        `SafeSFTTrainer` as `safety_dataset`, with the same data set as `train_dataset`.
+        Pass it to `SafeSFTTrainer` as `safety_dataset`, with the same data set as `train_dataset`.
     """
     rows = task_examples(dataset, template)
     if engine in REMOTE:  # the server has the model; what it is called there is in the engine's identity
@@ -127,15 +124,15 @@ def screen(
         loaded, tokenizer, model_sha256=digest, template=template, engine=engine, options=engine_options,
         folder=None if replies is None else Path(replies), told=told,
     )  # fmt: skip
-    return ask_and_screen(loaded, rows, asker, settings or ScreeningSettings(), template=template)
+    return ask_and_screen(loaded, rows, asker, settings or ScreeningSettings())
 
 
 def ask_and_screen(
-    model: Any, rows: list[Example], asker: Asker, settings: ScreeningSettings, *, template: Template, **options: Any
+    model: Any, rows: list[Example], asker: Asker, settings: ScreeningSettings, **options: Any
 ) -> Screening:
     """`screen_examples`, leaving the model's modes and all random states as they were."""
     with undisturbed(model):
-        return screen_examples(rows, asker, settings, plain=template == "none", **options)
+        return screen_examples(rows, asker, settings, **options)
 
 
 def task_examples(dataset: Any, template: Template = "chat", *, replies: bool = True) -> list[Example]:
@@ -164,31 +161,25 @@ def belongs_to(model_sha256: str, rows: list[Example], settings: ScreeningSettin
 
 
 def content_sha256(rows: Sequence[Example]) -> str:
-    """Of the rows' prompts and replies, in any order and each once: what a ledger knows a task by.
-
-    Neither another order or template nor a row that is repeated makes another task.
-    """
+    """What a ledger knows a task by: the rows' prompts and replies, in any order or template, each once."""
     return sha256_lines(sorted({sha256_json([prompt_key(row), completion_text(row)]) for row in rows}))
 
 
 def screen_examples(
     task: Sequence[Example], asker: Asker, settings: ScreeningSettings, *, pairs: Collection[Split] = (),
-    plain: bool = False, listed: Path | None = None,
+    listed: Path | None = None,
 ) -> Screening:  # fmt: skip
-    """Screen a task, build the sets to hold, and choose what is watched; `pairs` are the user's own safety sets.
-
-    Conflicts that the rule refuses are listed in `listed`; no template is put around `plain` prompts.
-    """
+    """Screen a task; `pairs` are the user's own safety sets, conflicts that the rule refuses are listed in `listed`."""
     numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
-    questions = distinct(task, numbers, plain=plain)
+    questions = distinct(task, numbers, plain=asker.plain)
     plan = planned(len(task), len(numbers), len(questions), settings)
     # All rows are in this memory: what follows works on windows of them.
     logger.info("asking the model: %s; %.1f GiB of memory so far", plan.sentence(), peak_memory() / 2**30)
-    fits = {example.id for example in asker.fitting([question.example for question in questions])}
+    own = asker.fitting([question.example for question in questions])
+    fits = {example.id for example in own}
     questions = [question for question in questions if question.example.id in fits]
     asked_of = {row for question in questions for row, _, _ in question.uses}
-    own = [question.example for question in questions]
-    if (needed := measured(asker, [*own, *asker.fitting(_asked_beside(settings, plain=plain))])) is not None:
+    if (needed := measured(asker, [*own, *asker.fitting(_asked_beside(asker, settings))])) is not None:
         judging = "" if settings.judge is None else "; judging comes on top"
         logger.info("asking the model: %s%s", needed.sentence(), judging)
     classes = asker.sort(own, what="task prompts")
@@ -196,13 +187,13 @@ def screen_examples(
     _require_sorted(questions, classes, settings, judged.settled)
     conflicts = settle(find_conflicts(task, questions, classes, judged.rows), len(task), settings, listed)
     _name_dropped(conflicts, len(task))
-    held = _held(task, questions, classes, conflicts, asker, settings, plain=plain)
+    held = _held(task, questions, classes, conflicts, asker, settings)
     sets = held_sets.splits_apart({name: held_sets.replied(chosen, asker, name=name) for name, chosen in held.items()})
     return Screening(
         rows=len(task), asked_rows=len(asked_of), unaskable=len(set(numbers) - asked_of),
         classes=dict(Counter(str(classes[question.example.id].reply_class) for question in questions)),
         conflicts=tuple(conflicts), rule=settings.rule, sets=sets,
-        monitor=monitor_prompts(held, pairs, asker, settings, plain=plain),
+        monitor=held_sets.monitor_prompts(held, pairs, asker, settings),
         counts={
             name: {
                 "keep": chosen.keep, "groups": chosen.groups, "changed_class": chosen.changed,
@@ -223,24 +214,24 @@ def _name_dropped(conflicts: Sequence[Conflict], rows: int) -> None:
 
 def _held(
     task: Sequence[Example], questions: Sequence[Question], classes: Mapping[str, Sorted],
-    conflicts: Sequence[Conflict], asker: Asker, settings: ScreeningSettings, *, plain: bool,
+    conflicts: Sequence[Conflict], asker: Asker, settings: ScreeningSettings,
 ) -> dict[str, HeldSet]:  # fmt: skip
     dropped = {one.row for one in conflicts if one.dropped}
     learned = {one.row for one in conflicts if one.id in settings.learn}
+    asked = [(frozenset(row for row, _, _ in question.uses), question.example) for question in questions]
+    of_task = [Candidate(e, TASK, dropped=rows <= dropped, rows=rows) for rows, e in asked if not rows & learned]
     held: dict[str, HeldSet] = {}
     for name, wanted in settings.sets.items():
         candidates: dict[str, Candidate] = {}  # every prompt that the set asks, once
         for source in wanted.prompts:
-            for candidate in _candidates(source, wanted, questions, dropped, learned, plain=plain):
+            for candidate in of_task if source == TASK else _candidates(source, wanted, asker):
                 candidates.setdefault(candidate.example.id, candidate)
         others = [c.example for c in candidates.values() if c.source != TASK and c.role != "certify"]
         fits = asker.fitting(others)
         too_long = {example.id for example in others} - {example.id for example in fits}
-        own = sum(
-            c.source == TASK and classes[key].reply_class == CLASS_OF[wanted.keep] for key, c in candidates.items()
-        )
-        sorted_now = {**classes, **_sorted_in_parts(name, wanted, fits, own, asker, settings.seed)}
         known = [candidate for key, candidate in candidates.items() if key not in too_long]
+        own = sum(classes[c.example.id].reply_class == CLASS_OF[wanted.keep] for c in known if c.source == TASK)
+        sorted_now = {**classes, **_sorted_in_parts(name, wanted, fits, own, asker, settings.seed)}
         held[name] = held_sets.share_out(wanted.keep, known, sorted_now, seed=settings.seed)
         _require_enough(name, held[name])  # before the next set's prompts are asked
     held_sets.keep_apart(held, [row for number, row in enumerate(task) if number not in dropped])
@@ -254,18 +245,16 @@ def _sorted_in_parts(
 ) -> dict[str, Sorted]:
     """The classes of the replies, by id; ends where a part of the prompts shows that too few will have the class.
 
-    The parts are drawn at random and double. `own` of the task's replies have the class already. Had the set just
-    enough, its chance to be ended wrongly would be `STOPS_WRONGLY` a part at most.
+    The parts are drawn at random and double; `own` of the task's replies have the class already. A set with just enough
+    is ended wrongly with probability `STOPS_WRONGLY` a part at most.
     """
     from scipy.stats import hypergeom
 
     what, keep, needed = f"prompts for {name}", wanted.keep, FEWEST[wanted.keep] - own
     if wanted.limit is not None and needed > len(examples):
-        raise InfeasibleError(
-            f"{name}: `limit: {wanted.limit}` leaves {own + len(examples)} prompts that could be held, expected at "
-            f"least {FEWEST[keep]}",
-            remedy="raise `limit`, or name more prompts",
-        )
+        left = f"`limit: {wanted.limit}` leaves {own + len(examples)} prompts that could be held"
+        remedy = "raise `limit`, or name more prompts"
+        raise InfeasibleError(f"{name}: {left}, expected at least {FEWEST[keep]}", remedy=remedy)
     order = [examples[i] for i in generator(seed, "asking in parts", name).permutation(len(examples)).tolist()]
     part = FIRST_PART
     while needed > 0 and part <= len(order) // 2:
@@ -273,40 +262,26 @@ def _sorted_in_parts(
         hits = sum(one.reply_class == CLASS_OF[keep] for one in found.values())
         if hypergeom.cdf(hits, len(order), needed, part) < STOPS_WRONGLY:
             beside = f", and {own} of the task" if own else ""
-            found_so_far = f"{hits} of the first {part} of {len(order)} prompts, drawn at random{beside}"
-            raise _too_few(name, keep, found_so_far)
+            raise _too_few(name, keep, f"{hits} of the first {part} of {len(order)} prompts, drawn at random{beside}")
         part *= 2
     return asker.sort(examples, what=what)
 
 
-def _candidates(
-    source: str, wanted: PromptSet, questions: Sequence[Question], dropped: set[int], learned: set[int], *, plain: bool
-) -> list[Candidate]:
-    if source == TASK:
-        rows = [(frozenset(row for row, _, _ in question.uses), question.example) for question in questions]
-        return [Candidate(e, TASK, dropped=used <= dropped, rows=used) for used, e in rows if not used & learned]
-    return _candidates_beside(source, wanted, plain=plain)
-
-
-def _candidates_beside(source: str, wanted: PromptSet, *, plain: bool) -> list[Candidate]:
+def _candidates(source: str, wanted: PromptSet, asker: Asker) -> list[Candidate]:
     """The prompts of a source that is not the task."""
-    if source in KINDS:
-        return [
-            Candidate(as_question(example.prompt, example, plain=plain), source, ROLE_OF_USE[use])
-            for use in uses_of(source, wanted.keep)
-            for example in bundled(source, use, wanted.limit)
-        ]
-    asked = [e for e in read_prompts(source, limit=wanted.limit) if e.kind != "text"]
-    return [Candidate(as_question(e.prompt, e, plain=plain), source) for e in asked]
+    if source not in KINDS:
+        asked = [e for e in read_prompts(source, limit=wanted.limit) if e.kind != "text"]
+        return [Candidate(asker.question(example), source) for example in asked]
+    uses = uses_of(source, wanted.keep)
+    asked_for = [(use, example) for use in uses for example in bundled(source, use, wanted.limit)]
+    return [Candidate(asker.question(example), source, ROLE_OF_USE[use]) for use, example in asked_for]
 
 
-def _asked_beside(settings: ScreeningSettings, *, plain: bool) -> list[Example]:
+def _asked_beside(asker: Asker, settings: ScreeningSettings) -> list[Example]:
     """The prompts that are asked beside the task's: to be held, and to be watched."""
     sources = [(source, one) for one in settings.sets.values() for source in one.prompts if source != TASK]
-    candidates = [c for source, one in sources for c in _candidates_beside(source, one, plain=plain)]
-    held = [candidate.example for candidate in candidates if candidate.role != "certify"]
-    watched = [e for name in settings.watched_beside for e in bundled(name, "monitor")]
-    return [*held, *(as_question(e.prompt, e, plain=plain) for e in watched)]
+    held = [c.example for source, one in sources for c in _candidates(source, one, asker) if c.role != "certify"]
+    return [*held, *(asker.question(e) for name in settings.watched_beside for e in bundled(name, "monitor"))]
 
 
 def _require_sorted(

@@ -8,18 +8,14 @@
 | the task, conflicts dropped     | 3/5 constraint, 1/5 monitor, 1/5 certify (where no trained row is like it)   |
 | the task otherwise; a file      | 3/4 constraint, 1/4 monitor                                                  |
 
-A set that keeps answers takes of the probes the kinds for steering alone (`uses_of`).
+A prompt that is a near-duplicate of a constraint prompt, of this set or another, is neither watched nor certified on.
 
-A prompt that is a near-duplicate of a constraint prompt, of this set or another, is neither watched nor certified on;
-the roles of a split share no prompt, exactly or nearly, within a set and across sets.
-
-The behaviour monitor asks held-out prompts of what steers, and bundled kinds that nothing steers by. A user's own pairs
-get the same monitor: their monitor share is asked and sorted at theta_0, and the bundled kinds for monitoring are asked
-beside it, so that a narrow safety set shows as a loss of coverage.
+The behaviour monitor asks held-out prompts of what steers, and bundled kinds that nothing steers by, so that a narrow
+safety set shows as a loss of coverage. The monitor share of a user's own pairs is asked and sorted at theta_0, too.
 """
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, permutations
 from typing import Literal, TypeAlias, TypeVar
@@ -32,11 +28,9 @@ from holdfast.data.split_record import ROLES
 from holdfast.data.splits import Split, split_from_roles
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening.asking import Asker, Sorted
-from holdfast.screening.questions import as_question
 from holdfast.screening.settings import ORDINARY, Keep, ScreeningSettings
 
 Role: TypeAlias = Literal["constraint", "monitor", "certify", "unseen"]
-Item = TypeVar("Item")
 
 SHARED: Mapping[Role, float] = {"constraint": 0.75, "monitor": 0.25}
 SHARED_DROPPED: Mapping[Role, float] = {"constraint": 0.6, "monitor": 0.2, "certify": 0.2}
@@ -72,35 +66,33 @@ class HeldSet:
         return [one.example for one in self.by_role[role]]
 
 
-def share_out(keep: Keep, candidates: Sequence[Candidate], classes: Mapping[str, Sorted], *, seed: int) -> HeldSet:
-    """Give every prompt whose reply has the class to keep a role, whole groups at a time.
+Item = TypeVar("Item", Candidate, Example)
 
-    Prompts for certifying carry no class yet: they are taken as they are.
-    """
+
+def share_out(keep: Keep, candidates: Sequence[Candidate], classes: Mapping[str, Sorted], *, seed: int) -> HeldSet:
+    """Give every prompt to certify on, or whose reply has the class to keep, a role, whole groups at a time."""
     wanted = CLASS_OF[keep]
     chosen = [c for c in candidates if c.role == "certify" or classes[c.example.id].reply_class == wanted]
-    groups: dict[int, list[Candidate]] = {}
+    asked, kept = ([c for c in some if c.role != "certify"] for some in (candidates, chosen))
+    groups: dict[int, list[Candidate]] = defaultdict(list)
     for label, candidate in zip(_labels(chosen), chosen, strict=True):
-        groups.setdefault(label, []).append(candidate)
+        groups[label].append(candidate)
     by_role: dict[Role, list[Candidate]] = {"constraint": [], "monitor": [], "certify": [], "unseen": []}
     for members in groups.values():
         role = _role(members, seed)
         # A fixed role is kept by whole kinds: a bundled prompt that is like one of the task's is left out instead.
-        fitting = [one for one in members if one.role in (None, role)]
+        own = [one for one in members if one.role in (None, role)]
         # Several forms of one row are one draw; a certificate would count them as several groups.
-        by_role[role] += fitting[:1] if role == "certify" and fitting[0].role is None else fitting
-    asked = Counter(one.source for one in candidates if one.role != "certify")
-    kept = Counter(one.source for one in chosen if one.role != "certify")
-    held = sum(any(one.role != "certify" for one in members) for members in groups.values())
-    slow = frozenset(one.example.id for one in chosen if one.role != "certify" and not classes[one.example.id].quick)
-    return HeldSet(keep, by_role, dict(asked), dict(kept), groups=held, slow=slow)
+        by_role[role] += own[:1] if role == "certify" and own[0].role is None else own
+    return HeldSet(
+        keep, by_role, dict(Counter(one.source for one in asked)), dict(Counter(one.source for one in kept)),
+        groups=sum(any(one.role != "certify" for one in members) for members in groups.values()),
+        slow=frozenset(one.example.id for one in kept if not classes[one.example.id].quick),
+    )  # fmt: skip
 
 
 def _labels(candidates: Sequence[Candidate]) -> list[int]:
-    """A label for each prompt: groups of near-duplicates, and what one row is asked in several forms together.
-
-    A question that many rows ask ("Please go on.") connects none of them.
-    """
+    """A label for each prompt: near-duplicates, and what a row asks in several forms, unless many rows ask it."""
     from scipy.cluster.hierarchy import DisjointSet
 
     labels = clusters(_texts([candidate.example for candidate in candidates]))
@@ -127,31 +119,36 @@ def _role(members: Sequence[Candidate], seed: int) -> Role:
 def keep_apart(sets: Mapping[str, HeldSet], trained: Sequence[Example]) -> None:
     """Nothing watched or certified on is like a constraint prompt; nothing certified on is watched or trained on."""
     trained_texts = [text for row in trained for text in searchable_texts(row)]
-    steering = [text for held in sets.values() for text in _texts(held.prompts("constraint"))]
-    roles: tuple[Role, ...] = ("monitor", "unseen", "certify")
+
+    def texts(*roles: Role) -> list[str]:
+        return [text for role in roles for held in sets.values() for text in _texts(held.by_role[role])]
+
+    steering = texts("constraint")
     for held in sets.values():
-        for role in roles:
-            held.by_role[role] = _without(held.by_role[role], _near(held.prompts(role), steering))
-        seen = occurring(_texts(held.prompts("certify")), trained_texts)
-        held.by_role["certify"] = _without(held.by_role["certify"], set(seen))
-    watched = [text for held in sets.values() for role in roles[:2] for text in _texts(held.prompts(role))]
+        held.by_role |= {role: _unlike(own, steering) for role, own in held.by_role.items() if role != "constraint"}
+        certify = held.by_role["certify"]
+        held.by_role["certify"] = _without(certify, occurring(_texts(certify), trained_texts))
+    watched = texts("monitor", "unseen")
     for held in sets.values():
-        held.by_role["certify"] = _without(held.by_role["certify"], _near(held.prompts("certify"), watched))
+        held.by_role["certify"] = _unlike(held.by_role["certify"], watched)
 
 
-def _near(examples: Sequence[Example], texts: Sequence[str], among: Sequence[str] | None = None) -> set[int]:
-    return {place for place, _ in matches(_texts(examples), texts, among=among)}
+def _unlike(members: Sequence[Item], texts: Sequence[str], among: Sequence[str] | None = None) -> list[Item]:
+    """Those that are no near-duplicates of a text."""
+    return _without(members, {place for place, _ in matches(_texts(members), texts, among=among)})
 
 
 def _without(members: Sequence[Item], places: Collection[int]) -> list[Item]:
-    return [member for place, member in enumerate(members) if place not in places]
+    left_out = set(places)
+    return [member for place, member in enumerate(members) if place not in left_out]
+
+
+def _texts(members: Iterable[Candidate | Example]) -> list[str]:
+    return [prompt_text(one.example if isinstance(one, Candidate) else one) for one in members]
 
 
 def replied(held: HeldSet, asker: Asker, *, name: str) -> dict[str, list[Example]]:
-    """Constraint and monitor prompts with theta_0's whole reply, certify prompts with none.
-
-    A reply that turns out to be of another class at its full length is not held.
-    """
+    """Constraint and monitor prompts with theta_0's whole reply, if still of the class; certify prompts with none."""
     steered = [*held.prompts("constraint"), *held.prompts("monitor")]
     replies = asker.held(steered, what=f"{name} to hold")
     wanted = CLASS_OF[held.keep]
@@ -163,9 +160,8 @@ def replied(held: HeldSet, asker: Asker, *, name: str) -> dict[str, list[Example
         said = reply if isinstance(asked.prompt, str) else as_turns("assistant", reply)
         return make_example(asked.prompt, said, asked.where, asked.category)
 
-    roles: tuple[Role, ...] = ("constraint", "monitor")
-    held_pairs = {str(role): [pair(e) for e in held.prompts(role) if e.id in fitting] for role in roles}
-    return held_pairs | {"certify": held.prompts("certify")}
+    constraint, monitor = ([pair(e) for e in held.prompts(r) if e.id in fitting] for r in ("constraint", "monitor"))
+    return {"constraint": constraint, "monitor": monitor, "certify": held.prompts("certify")}
 
 
 def splits_apart(sets: Mapping[str, Mapping[str, Sequence[Example]]]) -> dict[str, Split]:
@@ -175,31 +171,27 @@ def splits_apart(sets: Mapping[str, Mapping[str, Sequence[Example]]]) -> dict[st
     alike: the search is repeated until it finds nothing.
     """
     kept = {name: {role: list(roles[role]) for role in ROLES} for name, roles in sets.items()}
-    while _take_out_shared(kept):
+    while _take_out_shared(list(kept.values())):
         pass
     return {name: split_from_roles(*(roles[role] for role in ROLES)) for name, roles in kept.items()}
 
 
-def _take_out_shared(sets: Mapping[str, dict[str, list[Example]]]) -> bool:
-    changed = False
-    for roles in sets.values():
+def _take_out_shared(sets: Sequence[dict[str, list[Example]]]) -> bool:
+    """Within the sets; where nothing was shared there, across them."""
+
+    def size() -> int:
+        return sum(len(members) for roles in sets for members in roles.values())
+
+    before = size()
+    for roles in sets:
         every = [text for role in ROLES for text in _texts(roles[role])]
-        for earlier, later in combinations(("constraint", "monitor", "certify"), 2):
-            near = _near(roles[later], _texts(roles[earlier]), among=every)
-            roles[later] = _without(roles[later], near)
-            changed |= bool(near)
-    if changed:
-        return True
-    for roles, others in permutations(sets.values(), 2):
-        for role in ("monitor", "certify"):
-            near = _near(roles[role], _texts(others["constraint"]))
-            roles[role] = _without(roles[role], near)
-            changed |= bool(near)
-    return changed
-
-
-def _texts(examples: Sequence[Example]) -> list[str]:
-    return [prompt_text(example) for example in examples]
+        for earlier, later in combinations(ROLES, 2):
+            roles[later] = _unlike(roles[later], _texts(roles[earlier]), among=every)
+    if size() == before:
+        for roles, others in permutations(sets, 2):
+            for role in ("monitor", "certify"):
+                roles[role] = _unlike(roles[role], _texts(others["constraint"]))
+    return size() < before
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,17 +209,21 @@ class MonitorPrompts:
 
 
 def monitor_prompts(
-    held: Mapping[str, HeldSet], pairs: Collection[Split], asker: Asker, settings: ScreeningSettings, *, plain: bool
+    held: Mapping[str, HeldSet], pairs: Collection[Split], asker: Asker, settings: ScreeningSettings
 ) -> MonitorPrompts:
     """At most `settings.monitor_prompts` for each figure, of what was built by asking and of the user's own pairs."""
     if not settings.monitor_prompts:
         return MonitorPrompts()
-    steering = [text for one in held.values() for text in _texts(one.prompts("constraint"))]
+    steering = [text for one in held.values() for text in _texts(one.by_role["constraint"])]
     steering += [text for split in pairs for text in _texts(split.constraint)]
-    own = [as_question(e.prompt, e, plain=plain) for split in pairs for e in split.monitor if e.kind != "text"]
-    refused, answered = _refused_and_answered(own, asker, "your monitor prompts")
-    unseen = _of(held, "refusals", "unseen") or _bundled(("probes",), asker, steering, settings, plain=plain)[0]
-    answers = _of(held, "answers", "unseen") or _bundled(ORDINARY, asker, steering, settings, plain=plain)[1]
+
+    def of(keep: Keep, role: Role) -> list[Example]:
+        sets = [one for one in held.values() if one.keep == keep]
+        return [example for one in sets for example in one.prompts(role) if example.id not in one.slow]
+
+    def bundled_of(*names: str) -> tuple[list[Example], list[Example]]:
+        every = [asker.question(e) for name in names for e in bundled(name, "monitor", settings.limit_of(name))]
+        return _refused_and_answered(_unlike(every, steering), asker, f"bundled prompts ({', '.join(names)})")
 
     def chosen(examples: Sequence[Example]) -> tuple[Example, ...]:
         """Each prompt once, the first by a seeded hash, in order of their ids."""
@@ -235,33 +231,16 @@ def monitor_prompts(
         first = sorted(by_id, key=lambda key: sha256_text(f"{settings.seed} {key}"))[: settings.monitor_prompts]
         return tuple(by_id[key] for key in sorted(first))
 
-    watched = [*_of(held, "refusals", "monitor"), *refused]
-    return MonitorPrompts(refusals=chosen(watched), unseen=chosen(unseen), answers=chosen([*answers, *answered]))
-
-
-def _of(held: Mapping[str, HeldSet], keep: str, role: Role) -> list[Example]:
-    sets = [one for one in held.values() if one.keep == keep]
-    return [example for one in sets for example in one.prompts(role) if example.id not in one.slow]
-
-
-def _bundled(
-    names: Sequence[str], asker: Asker, steering: Sequence[str], settings: ScreeningSettings, *, plain: bool
-) -> tuple[list[Example], list[Example]]:
-    every = [
-        as_question(e.prompt, e, plain=plain)
-        for name in names
-        for e in bundled(name, "monitor", settings.limit_of(name))
-    ]
-    return _refused_and_answered(
-        _without(every, _near(every, steering)), asker, f"bundled prompts ({', '.join(names)})"
-    )
+    own = [asker.question(e) for split in pairs for e in split.monitor if e.kind != "text"]
+    refused, answered = _refused_and_answered(own, asker, "your monitor prompts")
+    unseen = of("refusals", "unseen") or bundled_of("probes")[0]
+    answers = of("answers", "unseen") or bundled_of(*ORDINARY)[1]
+    return MonitorPrompts(chosen([*of("refusals", "monitor"), *refused]), chosen(unseen), chosen([*answers, *answered]))
 
 
 def _refused_and_answered(examples: Sequence[Example], asker: Asker, what: str) -> tuple[list[Example], list[Example]]:
     fitting = asker.fitting(examples)
     classes = asker.sort(fitting, what=what)
-
-    def of(wanted: ReplyClass) -> list[Example]:
-        return [e for e in fitting if classes[e.id].reply_class == wanted and classes[e.id].quick]
-
-    return of(ReplyClass.REFUSED), of(ReplyClass.ANSWERED)
+    quick = [(e, classes[e.id].reply_class) for e in fitting if classes[e.id].quick]
+    refused, answered = ([e for e, own in quick if own == one] for one in (ReplyClass.REFUSED, ReplyClass.ANSWERED))
+    return refused, answered

@@ -25,7 +25,7 @@ class PromptSet:
     limit: int | None = None  # most prompts of a source that is not the task; of a bundled one, of each of its uses
 
     def as_json(self) -> dict[str, Any]:
-        """For records; a set without a limit is what it was before there were limits."""
+        """For records, in which a set without a limit has no such key."""
         limit = {} if self.limit is None else {"limit": self.limit}
         return {"prompts": list(self.prompts), "keep": self.keep, **limit}
 
@@ -38,11 +38,7 @@ AUTO: Mapping[str, PromptSet] = {
 
 
 def uses_of(name: str, keep: Keep) -> tuple[Use, ...]:
-    """What a set takes the kinds of bundled prompts called `name` for.
-
-    Of probes that are answered it takes the kinds for steering alone: whether a probe is still refused is watched and
-    certified, and never whether one is still answered.
-    """
+    """What a set takes of a bundled name: of answered probes, steering alone; they are not certified as answered."""
     return ("steer",) if (name, keep) == (PROBES, "answers") else USES
 
 

@@ -81,7 +81,7 @@ def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
         if not getattr(model, "hf_device_map", None):
             model.to(args.device)
         asker = asker_of(model, tokenizer, model_sha256=digest, told=_said)
-        return ask_and_screen(model, rows, asker, settings, template="chat")
+        return ask_and_screen(model, rows, asker, settings)
 
     # Whether this start resumes is known only later; a checkpoint is bound to the sets, and refuses others itself.
     return fixed_screening(folder, belongs_to(digest, rows, settings, "chat"), make, started=False)

@@ -12,9 +12,8 @@ from typing import Any
 from holdfast.core.errors import ConfigError, DataError, ResourceError, UnsupportedError
 from holdfast.core.redaction import redact
 from holdfast.core.registry import require_number
-from holdfast.data.examples import Example, as_chat, to_utf8_turns
+from holdfast.data.examples import Example, as_chat, has_tools, to_utf8_turns
 from holdfast.data.templates import Template
-from holdfast.data.tool_calls import has_tools
 from holdfast.judging.engines import BATCH_SIZE, ENGINES
 from holdfast.judging.exchange import Exchange, completions, in_flight, post_json, read_key, require_address
 from holdfast.judging.prompts import require_prompts, require_sizes

@@ -24,9 +24,8 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, ResourceError, UnsupportedError
 from holdfast.core.ranks import rank
 from holdfast.data.encode import WINDOW
-from holdfast.data.examples import Example, to_rows, uniform
+from holdfast.data.examples import TOOLS, Example, has_tools, to_rows, uniform
 from holdfast.data.templates import use_template
-from holdfast.data.tool_calls import TOOLS, has_tools
 from holdfast.models.adapter import adapter_folder, base_of
 from holdfast.models.alignment_shift import require_merged
 from holdfast.models.handle import load_adapter_pair, load_pair

@@ -163,9 +163,7 @@ def hold(
             options=plan.config.screening.engine_options, told=told_by(listeners),
         )  # fmt: skip
         listed = run.with_name(f"{run.name}-conflicts.jsonl")
-        return ask_and_screen(
-            model, data.task, asker, settings, template=template, pairs=data.safety.values(), listed=listed
-        )
+        return ask_and_screen(model, data.task, asker, settings, pairs=data.safety.values(), listed=listed)
 
     bound = belongs_to(model_sha256, data.task, settings, template)
     return fixed_screening(run / FOLDER, bound, make, started=started)
