@@ -166,7 +166,7 @@ def _certified(one: SafetyEvidence, certificate: CertificateFigures) -> tuple[St
         return Standing.NOT_CHECKED, (
             f"A certificate lies here; whether it speaks of this model could not be checked. {certificate.bound.why}"
         )
-    if certificate.record.certified and certificate.full_strength:
+    if certificate.passed:
         note = "" if one.figures else " No measurement besides the certificate is stored in this folder."
         steering = certificate.record.by in ("kl", "likelihood")  # what training steers by, and no replies
         standing = Standing.STEERING if steering else Standing.CERTIFIED

@@ -15,7 +15,6 @@ from holdfast.runs.config.presets import defense_name, filled
 from holdfast.runs.config.problems import Problem, check_block, check_fields, from_pydantic, raise_problems
 from holdfast.runs.config.schema import RunConfig
 
-DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz")
 OWNED = {
     "output_dir": "set `output_dir` at the top of the run file",
     "run_dir": "set `output_dir` at the top of the run file",
@@ -75,11 +74,13 @@ def config_from_dict(
     With `complete`, `train` says all that it means to: what it leaves out is TRL's, not a run file's default.
     """
     shared = is_single(raw.get("constraint", {}))
-    raw = filled(_with_absolute_paths(raw, folder or Path()), complete=complete)
+    if isinstance(raw.get("task"), str):  # a task that is written as one word is its file
+        raw = {**raw, "task": {"data": raw["task"]}}
+    raw = filled(raw, complete=complete)
     single = is_single(raw["safety"], SafetyBlock)
     checked, problems = _check_blocks(raw, single or shared)
     try:
-        config = RunConfig.model_validate({**raw, **checked})
+        config = RunConfig.model_validate({**raw, **checked}, context=folder or Path())
     except ValidationError as error:
         raise_problems(from_pydantic(error, single) + problems, where)
         raise
@@ -103,41 +104,6 @@ def put_override(raw: dict[str, Any], override: str) -> None:
         block[key] = inner
         block = inner
     block[keys[-1]] = parse_yaml(text, f"override {override!r}")
-
-
-def _with_absolute_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The settings with data and model paths made absolute, so that they mean the same from anywhere.
-
-    A task that is written as one word is its file.
-    """
-
-    def locate(value: Any, *suffixes: str) -> Any:
-        if not isinstance(value, str) or not value:
-            return value
-        is_path = value.endswith(suffixes) or value.startswith((".", "/")) or (folder / value).exists()
-        return str((folder / value).resolve()) if is_path else value
-
-    def block(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        data = {"data": locate(value["data"], *DATA_SUFFIXES)} if "data" in value else {}
-        asked = value.get("prompts")
-        if isinstance(asked, list):
-            data["prompts"] = [name if name in NAMED_PROMPTS else locate(name, *DATA_SUFFIXES) for name in asked]
-        return {**value, **data}
-
-    changed = {**raw, "task": {"data": raw["task"]}} if isinstance(raw.get("task"), str) else {**raw}
-    changed |= {key: locate(raw[key], "/") for key in ("model", "unaligned") if raw.get(key) not in (None, "embedded")}
-    changed |= {key: block(changed[key]) for key in ("task", "harmful") if key in changed}
-    conflicts, screening, safety = raw.get("conflicts"), raw.get("screening"), raw.get("safety")
-    if isinstance(conflicts, Mapping) and isinstance(ids := conflicts.get("learn"), str) and ids:
-        changed["conflicts"] = {**conflicts, "learn": str((folder / ids).resolve())}
-    if isinstance(screening, Mapping) and "judge" in screening:
-        changed["screening"] = {**screening, "judge": locate(screening["judge"], "/")}
-    if isinstance(safety, Mapping):
-        single = is_single(safety, SafetyBlock)
-        changed["safety"] = block(safety) if single else {name: block(inner) for name, inner in safety.items()}
-    return changed
 
 
 def _check_blocks(raw: Mapping[str, Any], shared: bool) -> tuple[dict[str, Any], list[Problem]]:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_serializer, model_validator
 
 from holdfast.data.templates import Template
 from holdfast.defaults import default
 from holdfast.records.run_record import NAME, RESERVED, SINGLE
-from holdfast.runs.config.blocks import Block, DataBlock, Number, SafetyBlock, is_single
+from holdfast.runs.config.blocks import Block, DataBlock, ModelPlace, Number, SafetyBlock, is_single
 from holdfast.screening.settings import Rule
 
 DROPS_NOTHING = frozenset({"sft"})
@@ -83,9 +83,10 @@ class LoraBlock(Block):
         raise ValueError("expected 'all-linear' or a list of module names")
 
 
-def _conflicts(value: Any) -> Any:
-    learns = isinstance(value, Mapping) and set(value) == {"learn"} and isinstance(value["learn"], str)
-    if value in (None, "drop", "keep", "fail") or (learns and value["learn"]):
+def _conflicts(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, Mapping) and set(value) == {"learn"} and isinstance(value["learn"], str) and value["learn"]:
+        return {"learn": str(((info.context or Path()) / value["learn"]).resolve())}
+    if value in (None, "drop", "keep", "fail"):
         return value
     raise ValueError("expected drop, keep, fail or {learn: FILE}")
 
@@ -108,7 +109,7 @@ class ScreeningBlock(Block):
     engine: str = Field(default="auto", min_length=1)  # what decodes: auto, transformers, continuous, vllm or endpoint
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Of that engine: `{base_url: http://localhost:8000/v1, model_name: ...}` for an endpoint."""
-    judge: str | None = Field(default=None, min_length=1)
+    judge: ModelPlace | None = None
     """A name of `holdfast ls judges`, or a trained judge's folder: finds more conflicts, settles unsorted replies."""
 
 
@@ -134,7 +135,7 @@ class RunConfig(Block):
     preset: Literal["paper", "small"] | None = None
     stage: Literal["align", "finetune"] = "finetune"
     """What the run is: training on safe pairs (`align`; the default with `task: {role: align}`), or on the task."""
-    model: str = Field(min_length=1)  # Hub id, local folder (relative to the run file), adapter, or `embedded`
+    model: ModelPlace  # Hub id, local folder (relative to the run file), adapter, or `embedded`
     revision: str | None = None
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     quantization: Literal["4bit", "8bit"] | None = None
@@ -153,7 +154,7 @@ class RunConfig(Block):
     monitor: MonitorBlock = Field(default_factory=MonitorBlock)
     harmful: HarmfulBlock | None = None
     """For defenses that need them; on the protocol's data the role `harmful` unless given."""
-    unaligned: str | None = Field(default=None, min_length=1)
+    unaligned: ModelPlace | None = None
     """The model before alignment (hub id, folder), for defenses that need it; null: where `model` is an adapter, what
     it was trained on."""
     constraint: dict[str, dict[str, Any]]
