@@ -186,12 +186,12 @@ def worst_examples(one: SafetyEvidence, *, text: bool) -> dict[str, Any]:
     Nothing of a certify split: its ids are left out, and an audit beside a certificate shows no example at all, since
     the certificate may be about the same prompts. `note` says what is missing and why.
     """
-    roles = set(one.table["role"].to_pylist()) if one.table is not None and one.limit is not None else set()
+    if one.table is None or one.limit is None:
+        return {"role": "monitor", "rows": [], "note": "There is no table of single examples."}
+    roles = set(one.table["role"].to_pylist())
     role = "audit" if "audit" in roles and "monitor" not in roles else "monitor"
     rows: list[dict[str, Any]] = []
-    if not roles:
-        note = "There is no table of single examples."
-    elif role not in roles:
+    if role not in roles:
         note = "The run has no monitor examples."
     elif role == "audit" and one.certificate is not None:
         note = "Single examples stay closed: the certificate may be about the same prompts."
