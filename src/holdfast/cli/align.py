@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from holdfast.cli.options import Arg, Json, Opt, Revision, TrustRemoteCode
 from holdfast.cli.progress import show_progress
@@ -14,7 +14,6 @@ from holdfast.defaults import block
 
 if TYPE_CHECKING:
     from holdfast.runs.stages.align import Alignment
-
 
 _OF = block("align")
 _SHARE = f"Share of refusals among the rows; the others are answers. [default: {_OF['refusal_share']}]"
@@ -61,9 +60,7 @@ def align(
     from holdfast.runs.stages.align import AlignSettings, align_model, keep_freed_memory
     from holdfast.screening.asking import told_by
 
-    given: dict[str, Any] = {
-        "steps": steps, "learning_rate": learning_rate, "refusal_share": refusal_share, "batch": batch_size,
-    }  # fmt: skip
+    given = {"steps": steps, "learning_rate": learning_rate, "refusal_share": refusal_share, "batch": batch_size}
     settings = AlignSettings(seed=seed, **{name: value for name, value in given.items() if value is not None})
     quiet_libraries()
     keep_freed_memory()

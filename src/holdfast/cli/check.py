@@ -88,8 +88,8 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
 def left_out(counts: Mapping[str, Any]) -> list[str]:
     """Rows that a run does not use (`row_counts`), as lines: malformed, duplicates; and those kept in contradiction."""
     lines = []
-    harmful = {"harmful": counts["harmful"]} if "harmful" in counts else {}
-    for name, entry in ({"task": counts["task"]} | counts["safety"] | harmful).items():
+    harmful = [("harmful", counts["harmful"])] if "harmful" in counts else []
+    for name, entry in [("task", counts["task"]), *counts["safety"].items(), *harmful]:
         if skipped := entry["skipped"]:
             named = entry.get("skipped_rows", [])
             more = f", the first {len(named)}" if len(named) < skipped else ""
