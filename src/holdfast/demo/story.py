@@ -1,9 +1,8 @@
 """The demonstration: screen a poisoned file with a small aligned model, fine-tune it twice, and compare.
 
 Plain SFT learns the file as it is. holdfast asks the model first, leaves out the rows that teach what it refuses, and
-holds its own refusals and its own answers while it learns the others. Both start from the same weights with the same
-settings. Everything is measured on prompts that neither was trained on. The start was aligned beforehand: a shipped
-adapter, made by tools/demo_aligned.py, lets the embedded model decline what a shop assistant should.
+holds its own replies. All else is the same, and measured on prompts that neither was trained on. The start was aligned
+beforehand: a shipped adapter (tools/demo_aligned.py) lets the embedded model decline what a shop assistant should.
 """
 
 import copy
@@ -179,11 +178,9 @@ def screened(
     model: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, listener: Listener | None,
     replies: Path | None = None,
 ) -> Screening:  # fmt: skip
-    """Ask the aligned model the task and the demo's own prompts; conflicts are set aside.
+    """Ask the aligned model the task and the demo's own prompts, as `safety: auto` does; conflicts are set aside.
 
-    As `safety: auto` does, with prompts of the demo's little world in the place of the bundled ones. `recorded`: its
-    replies are read, and not asked for, and at most `most_held` of each set are held. `replies`: the folder where
-    replies are stored.
+    `recorded`: its replies are read, at most `most_held` of each set are held. `replies`: where replies are stored.
     """
     wanted = ScreeningSettings(
         sets={"refusals": PromptSet((TASK, PROBES), "refusals"), "answers": PromptSet((ORDINARY,), "answers")},

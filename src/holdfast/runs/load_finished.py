@@ -1,8 +1,7 @@
 """A finished run as the evidence sees it: which two models, on which prompts, under which constraint.
 
-The safety data is read and split again, and held against `splits.json`: an audit or a certificate must not speak of
-prompts that played another role in training. Sets that were built by asking are read from the run's `screening` folder,
-which must belong to the model, the task and the settings as they are now.
+The safety data is read and split again, and held against `splits.json`: no prompt may have played another role in
+training. Sets that were built by asking are read from `screening/`, of this model, task and settings.
 """
 
 import json
@@ -132,10 +131,9 @@ def _finished(plan: ResolvedRun, name: str, split: Split, *, run: Path, after: P
 
 
 def _stored(split: Split) -> Path:
-    """The pairs of a run on the protocol's roles, as a file that certificates can name.
+    """The pairs of a run on the protocol's roles, as a file that certificates can name; a changed one is rewritten.
 
-    It lies in holdfast's cache, all of whose files share one ledger of openings: runs on these roles share prompts,
-    those with other numbers or seeds too. A file that was changed is written again.
+    It lies in the cache, whose files share one ledger: runs on these roles share prompts, with other seeds too.
     """
     rows = [
         row | ({} if example.category is None else {"category": example.category})

@@ -32,10 +32,7 @@ OWNED = {
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read and check a run file, with `key.path=value` overrides put over it; values are YAML.
-
-    Relative data and model paths in it are relative to its folder.
-    """
+    """Read and check a run file with `key.path=value` overrides (YAML); paths in it are relative to its folder."""
     raw, where = read_settings(Path(path), overrides)
     return config_from_dict(raw, folder=Path(path).parent, where=where)
 
@@ -54,10 +51,7 @@ def stored_config(path: Path) -> RunConfig:
 
 
 def todays_spelling(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings with the filter's options under `defense`: they had a block of their own before version 0.2.
-
-    Options that did not exist then are filled in, as they are when they are off.
-    """
+    """Stored settings as of version 0.2: the filter's options are under `defense`, later ones as when they are off."""
     values = dict(stored)
     written, options = values.get("defense"), values.pop("filter", None)
     if not isinstance(written, Mapping):

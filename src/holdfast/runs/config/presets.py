@@ -105,8 +105,7 @@ def defense_name(raw: Mapping[str, Any]) -> Any:
 def filled(raw: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
     """The settings with what the file need not write: the preset's values, then those of the table.
 
-    `constraint` becomes one block a safety set. `preset: paper` is passed on to the defense, which knows its own
-    constants. With `complete`, `train` says all that it means to.
+    With `complete`, `train` says all that it means to. The defense has constants of `preset: paper`, too.
     """
     values, preset = {**raw, "safety": _safety(raw)}, str(raw.get("preset"))
     entries, name = PRESETS.get(preset, ()), defense_name(raw)
@@ -157,10 +156,7 @@ def _default_unit(name: Any) -> dict[str, Any]:
 
 
 def _constraints(values: Mapping[str, Any], unit: Mapping[str, Any], preset: Mapping[str, Any]) -> Any:
-    """One block a safety set: what is written, then the preset, the limits of what is asked for, the defense's unit.
-
-    One block is written for all sets, or blocks by name, which need not name every set that is asked for.
-    """
+    """One block a safety set: what is written (for all, or by name), the preset, what is asked for, the defense's unit."""
     safety, written = values["safety"], values.get("constraint", {})
     if safety == {} or not isinstance(written, Mapping):
         return {} if safety == {} else written

@@ -101,8 +101,7 @@ def check_fields(
 ) -> tuple[dict[str, Any], list[Problem]]:  # fmt: skip
     """The good values as the dataclass wants them, and a `Problem` for each key that is unknown or of the wrong kind.
 
-    `refused` are fields that exist but are set elsewhere, each with the place; `choices` are the names that a registry
-    knows for a field.
+    `refused`: fields that are set elsewhere, each with the place; `choices`: names that a registry knows for a field.
     """
     refused = refused or {}
     known = [name for name in field_names(cls) if name not in refused]

@@ -1,7 +1,6 @@
 """What a `RunConfig` stands for: objects of torch, TRL and PEFT, and the settings with nothing left implicit.
 
-`resolve` makes everything once; the result is handed on. The classes come with torch, hence the imports inside the
-functions: a mistake in a run file is reported before any of those is loaded.
+Those libraries are imported inside the functions: a mistake in a run file is reported before they are loaded.
 """
 
 from __future__ import annotations
@@ -87,10 +86,7 @@ def defense(config: RunConfig) -> Defense:
 
 
 def data_arguments(config: RunConfig) -> dict[str, Any]:
-    """Which data the run reads, as keyword arguments of `holdfast.runs.stages.prepare.prepare`.
-
-    Safety sets with `prompts` are left out: the model is asked for them. Harmful pairs are read where they are needed.
-    """
+    """Arguments of `stages.prepare.prepare`. Safety sets with `prompts` are left out: the model is asked for them."""
     from holdfast.training.hooks import DEFENSES
 
     harmful = {"role": "harmful"} if config.harmful is None else config.harmful.model_dump()
@@ -106,8 +102,7 @@ def data_arguments(config: RunConfig) -> dict[str, Any]:
 def screening_settings(config: RunConfig) -> ScreeningSettings | None:
     """What is asked and held, and what becomes of conflicts; None where the model is not asked.
 
-    It is asked to build sets, to find conflicts, or to be watched afterwards. Runs on the protocol's roles are measured
-    by their study. A run that holds pairs of the user's own keeps every row unless `conflicts` is written.
+    A run that holds pairs of the user's own keeps every row unless `conflicts` is written.
     """
     from holdfast.screening.conflicts import read_ids
     from holdfast.screening.settings import PromptSet, ScreeningSettings
@@ -144,8 +139,7 @@ def peft_config(config: RunConfig) -> Any:
 def training_arguments(config: RunConfig, *, elsewhere: bool = False) -> SafeSFTConfig:
     """The `SafeSFTConfig` of the run; what TRL refuses is a `ConfigError` under `train`.
 
-    Where the run leaves `train.bf16` open, bf16 is used on GPUs that have it: TRL would use it everywhere, and fail on
-    a machine without GPU.
+    bf16, where left open, is used on GPUs that have it: TRL would use it everywhere, and fail on a machine without GPU.
     """
     from transformers.utils import is_torch_bf16_gpu_available
 

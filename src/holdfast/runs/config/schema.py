@@ -1,8 +1,6 @@
 """What a run file may say: the shape of every block, with its defaults.
 
-The blocks `constraint`, `train` and the options of a defense mirror dataclasses elsewhere (`ChanceConstraint`,
-`SafeSFTConfig`, a defense's `Config`); they are kept as mappings here and checked against those classes by
-`holdfast.runs.config.load`, so that each field is documented in one place.
+`constraint`, `train` and a defense's options mirror dataclasses elsewhere, against which `load` checks them.
 """
 
 from collections.abc import Mapping
@@ -226,10 +224,7 @@ class RunConfig(Block):
 
     @property
     def conflicts_rule(self) -> tuple[Rule, bool, Path | None]:
-        """What becomes of conflicts, whether `screening.max_dropped` limits that, and the file of ids to train on.
-
-        As written, without a limit; else `drop` under the limit, or nothing for plain SFT.
-        """
+        """What becomes of conflicts, whether `screening.max_dropped` limits that, and the file of ids to train on."""
         if isinstance(self.conflicts, dict):
             return "learn", False, Path(self.conflicts["learn"])
         if self.conflicts is not None:
@@ -245,10 +240,7 @@ class RunConfig(Block):
 FILE_NAME = "run-file.schema.json"
 SHIPPED = Path(__file__).with_name(FILE_NAME)
 EDITOR_COMMENT = f"# yaml-language-server: $schema={FILE_NAME}"
-"""The line by which editors find the JSON Schema that `holdfast init` writes beside a run file.
-
-`python -m tools.run_file_schema` makes the schema from these classes; what it cannot say, `holdfast check` reports.
-"""
+"""The line by which editors find the schema that `holdfast init` writes; `python -m tools.run_file_schema` makes it."""
 
 
 def shipped_schema() -> str:

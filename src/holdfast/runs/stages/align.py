@@ -1,8 +1,5 @@
-"""The alignment stage, for models that do not refuse: LoRA on refusals and ordinary answers together, then measured.
-
-holdfast holds what a model refuses; a model that refuses nothing has nothing to hold. This stage gives it refusals of
-bundled probes, and keeps its own answers to everyday, borderline and task prompts, so that it does not refuse those.
-What it reached is measured on kinds of prompts that it was not trained on.
+"""The alignment stage, for models that do not refuse and so have nothing to hold: LoRA on refusals of bundled probes
+together with the model's own answers to ordinary prompts, then measured on kinds that it was not trained on.
 """
 
 import ctypes
@@ -142,10 +139,9 @@ def align_model(
 ) -> Alignment:  # fmt: skip
     """Teach a chat model to refuse, write it as an ordinary model folder (or adapter), and measure it.
 
-    A run that was interrupted goes on: replies are kept in the cache, steps beside the output folder
-    (`unfinished_alignment`), and a model that was written is only measured. `prompts` are refused beside the bundled
-    ones; `dtype` is by default what this machine is fast in; `listener` receives a row a step, as in events.jsonl, and
-    `told` what is asked, how many replies there are and how many there will be.
+    One that was interrupted goes on (`unfinished_alignment`), and a model that was written is only measured. `prompts`
+    are refused beside the bundled ones; `dtype` is by default what this machine is fast in; `listener` receives a row a
+    step, as in events.jsonl, and `told` what is asked, how many replies there are and how many there will be.
     """
     chosen, target = settings or AlignSettings(), Path(output_dir)
     dtype = dtype or fast_dtype()
@@ -200,8 +196,7 @@ def _write(target: Path, trained: Any, tokenizer: Any, record: Mapping[str, Any]
 def keep_freed_memory() -> bool:
     """Tell glibc not to hand large freed blocks back to the kernel; False where there is no glibc.
 
-    On a CPU a step frees and re-allocates its activations again and again, and page faults of freshly mapped memory
-    otherwise take about a fifth of a small model's step.
+    On a CPU, page faults of freshly mapped activations otherwise take about a fifth of a small model's step.
     """
     if not sys.platform.startswith("linux"):
         return False

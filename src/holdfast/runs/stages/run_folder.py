@@ -47,9 +47,8 @@ class RunFolder:
     def kept_if_started(self, *, made: bool) -> Iterator[None]:
         """A context that removes what a run wrote into the folder that it `made`, unless training began in it.
 
-        A run refused on the way (bad data, a tau within the noise) then does not stand in the way of the next attempt
-        with other settings. Enter it under the lock (`RunLock`), which removes the empty folder at its end: without the
-        lock, a run that is refused because another one holds the folder would delete the other's files.
+        A run refused on the way then does not stand in the way of the next. Enter it under the lock, or a run that is
+        refused because another one holds the folder would delete the other's files.
         """
         try:
             yield
@@ -132,10 +131,7 @@ class RunFolder:
         return believed_result(self.path)
 
     def has_checkpoints(self) -> bool:
-        """Whether a checkpoint was ever committed here, be it set aside as damaged or about to be replaced.
-
-        A resume must then look at them: what it finds unusable is an error, never a silent start from step 0.
-        """
+        """Whether a checkpoint was ever committed, even a damaged one: a resume must look, never silently start anew."""
         return any(not path.name.startswith(".tmp-") for path in self.checkpoints.glob("*checkpoint-*"))
 
 
@@ -150,10 +146,7 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 @contextmanager
 def disk_errors(what: str, checkpoints: Path) -> Iterator[None]:
-    """Turn a refused write into a `ResourceError` that names the checkpoint with which the run goes on.
-
-    safetensors reports a full disk as its own error type, which is not an `OSError`.
-    """
+    """Turn a refused write (safetensors has an error of its own) into one that names the checkpoint to go on from."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -168,10 +161,7 @@ def disk_errors(what: str, checkpoints: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
-    """A folder to write into, which takes the name `final` once it is complete; every process must enter.
-
-    A reader sees the former folder, or none, or the new one, never a part of it. Where writing fails nothing is left.
-    """
+    """A folder that takes the name `final` once it is complete: readers never see a part. Every process must enter."""
     staged = final.with_name(f".tmp-{final.name}")
     if rank() == 0:
         shutil.rmtree(staged, ignore_errors=True)

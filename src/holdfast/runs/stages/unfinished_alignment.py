@@ -1,12 +1,7 @@
 """What an interrupted alignment leaves beside its output folder, so that the same command goes on from there.
 
-| in `OUTPUT.unfinished` | what it is                                     |
-|------------------------|------------------------------------------------|
-| `alignment.json`       | what the alignment was begun with              |
-| `checkpoints/`         | its last checkpoint                            |
-| `events.jsonl`         | a row a step                                   |
-
-The output folder itself is only ever a whole model. Once it is, this one is removed.
+`OUTPUT.unfinished` holds what it was begun with (alignment.json), its last checkpoint, and a row a step (events.jsonl).
+The output folder itself is only ever a whole model; once it is, this one is removed.
 """
 
 import shutil
@@ -45,10 +40,7 @@ class UnfinishedAlignment:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """A context for one process at a time; refused in a folder of something else, or of other settings.
-
-        Without a checkpoint nothing is left of the folder at its end.
-        """
+        """A context for one process, refused in a folder of something else; without a checkpoint it leaves nothing."""
         with RunLock(self.run.path):
             self._require_own()
             try:
