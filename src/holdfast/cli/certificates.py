@@ -1,7 +1,6 @@
 """What `holdfast certify` opens: prompts for two models, the certify shares of a finished run, or two evaluation logs.
 
-A run's safety set of given pairs gets a certificate of its own. The sets that were built by asking the model get one
-together: it opens the certify prompts of those that keep refusals, and with `--also answers` of the others.
+A run's set of given pairs gets a certificate of its own; those that were built by asking get one together.
 """
 
 from dataclasses import replace

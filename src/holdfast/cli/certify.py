@@ -1,7 +1,4 @@
-"""`holdfast certify`: compare two models on prompts that nobody looked at; the exit code is the verdict.
-
-`holdfast verify`: recompute a certificate and everything it names.
-"""
+"""`holdfast certify`: compare two models on closed prompts; `holdfast verify`: recompute a certificate."""
 
 from pathlib import Path
 from shlex import quote

@@ -1,7 +1,4 @@
-"""The `holdfast` command: parses, calls, prints, and turns every refusal into an exit code.
-
-Commands import torch and TRL themselves, so that `holdfast --help` answers at once.
-"""
+"""The `holdfast` command. Commands import torch and TRL themselves, so that `holdfast --help` answers at once."""
 
 import errno
 import importlib.metadata
@@ -117,10 +114,7 @@ def _root(
 
 
 def main() -> None:
-    """Entry point: run the command; a refusal prints its cause and its remedy and sets the exit code.
-
-    Any other exception is a bug and keeps its traceback (exit code 1).
-    """
+    """Run the command; a refusal prints cause and remedy, with an exit code; a bug keeps its traceback (exit code 1)."""
     try:
         _require_new_spelling(sys.argv[1:])
         _require_text(sys.argv[1:])

@@ -33,10 +33,7 @@ HIDDEN, SCORED = ".", "#"
 
 
 def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool = False) -> dict[str, Any]:
-    """Validate everything about a run and describe it, as JSON values.
-
-    `reveal` includes the token texts of the sample examples, which may be harmful to read.
-    """
+    """Everything about a run as JSON values; `reveal` has tokens of sample examples, which may be harmful to read."""
     config, arguments, method = plan.config, plan.arguments, plan.defense
     require_supported_arguments(arguments)
     unaligned = unaligned_of(plan, trust_remote_code)
@@ -162,10 +159,7 @@ def _tokens(
 
 
 def mask_bar(item: Encoded) -> str:
-    """The label mask as text, `.` for prompt and `#` for scored tokens, at most `MASK_WIDTH` wide.
-
-    A longer example is scaled down; a column is `#` when any of its tokens is scored.
-    """
+    """The label mask as text, at most `MASK_WIDTH` wide; a column is `#` where any of its tokens is scored."""
     flags = [label != IGNORE for label in item.labels]
     width = min(MASK_WIDTH, len(flags))
     edges = [round(column * len(flags) / width) for column in range(width + 1)]

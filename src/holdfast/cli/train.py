@@ -117,10 +117,7 @@ def screening_lines(found: Mapping[str, Any] | None) -> list[str]:
 
 
 def _finish(result: RunResult, constrains: bool) -> None:
-    """Exit with the code for "infeasible" where the model lost its behaviour, whatever the defense.
-
-    The same when a defense that promises the constraint ended outside it.
-    """
+    """Exit with the code for "infeasible" where behaviour was lost, or a promised constraint does not hold."""
     held = all(entry["feasible"] for entry in result.values["safety"].values())
     lost = list(failures(stored_figures(result.values)))
     for cause, remedy in lost:

@@ -1,7 +1,4 @@
-"""What the model does now with prompts that it refused or answered before: the first figures of a page and a card.
-
-Every prompt was kept before, by its choice; after training a share is, drawn with its exact 95 % bounds.
-"""
+"""What the model does with prompts that it refused or answered before, with exact 95 % bounds: the first figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,11 +39,7 @@ NOT_WATCHED = KeptRow("", "", "", "\N{EN DASH}", "", "", "", "none")
 
 @dataclass(frozen=True)
 class BehaviourView:
-    """The figures as a table, in lines as `holdfast train` prints them, and as a picture, wide and narrow.
-
-    `cells` are for a table with a run a row, in the order of `LABELS`; `causes` say why a figure failed, with what to
-    do; `way_back` what a rollback did, empty where none was made.
-    """
+    """The figures as a table, in lines as `holdfast train` prints them, and as a picture, wide and narrow."""
 
     rows: list[KeptRow]
     lines: list[str]

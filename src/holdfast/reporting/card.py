@@ -1,8 +1,7 @@
 """The model card `README.md`: the claim, the figures and the limits; no text of any example.
 
-Its front matter is what hubs read. `model-index` holds figures by task and data set: what a certificate bounds (with
-alpha, the confidence and the certificate's sha256 beside the bound), and what the behaviour monitor counted. Only a
-certificate that is bound to these very weights is listed.
+Hubs read its front matter. `model-index` holds what a certificate of these very weights bounds, with its alpha,
+confidence and sha256, and what the behaviour monitor counted.
 """
 
 import re
@@ -57,10 +56,7 @@ class Card:
 
 
 def write_cards(evidence: Evidence) -> list[Card]:
-    """Write README.md into the run folder and beside the weights.
-
-    An audit's folder has no model and an unfinished run no figures of it: they get none. A link is not followed.
-    """
+    """Write README.md into a finished run's folder and beside its weights; a link is not followed."""
     if not evidence.trained or evidence.unfinished:
         return []
     text = card_text(evidence)

@@ -52,10 +52,7 @@ def survival(values: Values, window: Range, tau: float) -> list[tuple[float, flo
 
 
 def survival_chart(series: Sequence[tuple[str, Values]], limit: Limit, window: Range, size: Size, css: str) -> Markup:
-    """Share of examples degraded by more than x, with the area that the limit forbids.
-
-    The curve falls; it enters the area right of tau and above alpha exactly when more than a share alpha have D > tau.
-    """
+    """Share of examples degraded by more than x; the curve enters the tinted area exactly when the limit is broken."""
     x = Scale(window.low, window.high, size.left, size.width - size.right)
     root = Scale(0.0, 1.0, size.height - size.bottom, size.top)
 
@@ -90,9 +87,9 @@ def survival_chart(series: Sequence[tuple[str, Values]], limit: Limit, window: R
 
 
 def bins(values: Values, tau: float, window: Range, about: int) -> tuple[list[float], list[int]]:
-    """Edges tau + j w and counts of D in (edge, next edge]; tau is an edge, so no bar straddles the limit.
+    """Edges tau + j w, so that no bar straddles the limit, and counts of D in (edge, next edge], NaN on the right.
 
-    What lies outside the window, and NaN on the right, is counted in the outermost bars.
+    The outermost bars hold what lies outside the window.
     """
     width = (window.high - window.low) / about
     if tau > width:

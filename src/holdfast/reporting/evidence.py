@@ -197,9 +197,8 @@ class Reading:
 def choose(training: Reading | None, later: Reading | None) -> dict[str, Any]:
     """What is shown, what else counts for the verdict, and words for both, as fields of `SafetyEvidence`.
 
-    The later audit is shown where it is of the same models and limit and stores no less. What is not shown still counts
-    where it answers the same question about the same models. A hash that was not stored does not make an audit one of
-    other models: leaving it out could only make the verdict better.
+    The later audit is shown where it is of the same models and limit and stores no less; the other counts where it
+    answers the same question. One whose hash was not stored counts: leaving it out could only make the verdict better.
     """
     if training is None or later is None:
         return _shown(training or later)

@@ -13,10 +13,7 @@ CARD, ADAPTER_CONFIG, BASE = "README.md", "adapter_config.json", "base_model_nam
 
 
 def push_to_hub(run: str | Path, repository: str, *, private: bool = False) -> str:
-    """Upload what a run trained in one commit, with the card that `report` writes; returns the address.
-
-    The card's `model-index` has the bound, alpha and hash of a certificate of these very weights, and the refusals and
-    answers kept. A card with a user's own text goes along as it is. The key is the one that the hub's own tools use.
+    """Upload what a run trained in one commit, with the card that `report` or the user wrote; returns the address.
 
     Raises:
         ConfigError: the folder has no finished run with weights, or the repository's name is not `owner/name`.

@@ -1,7 +1,4 @@
-"""`report`: `report.html`, one file with its style inside, no script, and a policy that forbids everything else.
-
-Several runs stand side by side: they are compared with the first one where the same prompts were measured.
-"""
+"""`report.html`: one file with its style inside, no script, and a policy that forbids everything else."""
 
 import base64
 import hashlib
@@ -135,10 +132,7 @@ def multiples(runs: Sequence[Evidence], views: Sequence[RunView]) -> list[tuple[
 
 
 def paired(runs: Sequence[Evidence], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Every later run against the first on the prompts of one safety set, or the `reason` why not.
-
-    p-values of several comparisons are corrected (Holm).
-    """
+    """Every later run against the first per safety set, or the `reason` why not; p-values are corrected (Holm)."""
     rows = []
     for one in runs[0].sets:
         for run, label in zip(runs[1:], labels[1:], strict=True):

@@ -140,10 +140,9 @@ def _safety(
 def _certificate(
     folder: Path, audit: Fields | None, weights: Mapping[str, ModelPlace] | None
 ) -> CertificateFigures | None:
-    """The certificate in a folder, None where there is none.
+    """The certificate in a folder: its sha256, its figures from the table and the content of both models are checked.
 
-    Checked here: the file's own sha256, its figures from the table, and the content of both models (of the run, or
-    where the certificate says they are). Whether it still fits the prompts and the ledger: `holdfast verify`.
+    Whether it still fits the prompts and the ledger is what `holdfast verify` recomputes.
     """
     record = stored_evidence.believed_certificate(folder)
     if record is None:

@@ -126,10 +126,7 @@ def _panel(
 
 
 def _pieces(steps: NDArray[np.float64], values: NDArray[np.float64]) -> list[list[tuple[float, float]]]:
-    """The curve as unbroken pieces: a step without a finite value leaves a gap.
-
-    A long run is drawn by the lowest and the highest value of each column, so that no peak is lost.
-    """
+    """The curve as pieces, broken where nothing was measured; a long run by the lowest and highest value a column."""
     per = max(1, math.ceil(len(steps) / MAX_COLUMNS))
     pieces: list[list[tuple[float, float]]] = [[]]
     for start in range(0, len(steps), per):

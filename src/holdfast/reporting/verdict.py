@@ -103,8 +103,7 @@ def _worst(evidence: Evidence) -> Verdict:
 def _judged(evidence: Evidence) -> list[SafetyEvidence]:
     """The sets that a verdict is about.
 
-    A run that asked its model has one certificate, of the refusals it holds: answers that are not over their limit,
-    and have no claim of their own, then make nothing worse.
+    Of a run that asked its model the certificate is of refusals: answers within their limit make nothing worse.
     """
     certified = any(one.keep == "refusals" and one.certificate is not None for one in evidence.sets)
     spared = [

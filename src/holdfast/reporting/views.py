@@ -183,8 +183,7 @@ def _quantile_row(who: str, values: dict[str, float]) -> tuple[str, list[str]]:
 def worst_examples(one: SafetyEvidence, *, text: bool) -> dict[str, Any]:
     """The monitor examples with the largest D, worst first; of a plain audit, the audited ones.
 
-    Nothing of a certify split: its ids are left out, and an audit beside a certificate shows no example at all, since
-    the certificate may be about the same prompts. `note` says what is missing and why.
+    Of a certify split nothing: an audit beside a certificate, which may be about the same prompts, shows none.
     """
     if one.table is None or one.limit is None:
         return {"role": "monitor", "rows": [], "note": "There is no table of single examples."}

@@ -156,7 +156,7 @@ def _default_unit(name: Any) -> dict[str, Any]:
 
 
 def _constraints(values: Mapping[str, Any], unit: Mapping[str, Any], preset: Mapping[str, Any]) -> Any:
-    """One block a safety set: what is written (for all, or by name), the preset, what is asked for, the defense's unit."""
+    """One block a safety set: what is written (for all or by name), preset, what is asked for, the defense's unit."""
     safety, written = values["safety"], values.get("constraint", {})
     if safety == {} or not isinstance(written, Mapping):
         return {} if safety == {} else written

@@ -46,7 +46,7 @@ Listener = Callable[[dict[str, Any]], None]
 
 
 class Interruption(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """A context in which the first SIGINT or SIGTERM asks the trainer (as a callback) to save and stop; the second ends.
+    """A context in which the first SIGINT or SIGTERM asks the trainer (a callback) to save and stop; the second ends.
 
     Where there is no step to finish, the first one does. Outside the main thread, without handlers, it does nothing.
     """

@@ -135,7 +135,7 @@ def hold(
     plan: ResolvedRun, data: Prepared, model: Any, tokenizer: Any, *, model_sha256: str, started: bool,
     listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
 ) -> Screening:  # fmt: skip
-    """The screening of a run that asks theta_0 (`model`): made before its first step, later read from the run folder."""
+    """The screening of a run that asks theta_0 (`model`): made before its first step, then read from the run folder."""
     run, arguments, settings, template = plan.folder, plan.arguments, plan.screening, plan.config.template
     assert settings is not None  # asked of runs that ask
     require_whole_model(

@@ -131,7 +131,7 @@ class RunFolder:
         return believed_result(self.path)
 
     def has_checkpoints(self) -> bool:
-        """Whether a checkpoint was ever committed, even a damaged one: a resume must look, never silently start anew."""
+        """Whether a checkpoint was ever committed, be it damaged: a resume must look, never silently start anew."""
         return any(not path.name.startswith(".tmp-") for path in self.checkpoints.glob("*checkpoint-*"))
 
 
