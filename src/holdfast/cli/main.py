@@ -114,7 +114,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command; a refusal prints cause and remedy, with an exit code; a bug keeps its traceback (exit code 1)."""
+    """Run the command; a refusal prints cause and remedy, with an exit code; a bug keeps its traceback (code 1)."""
     try:
         _require_new_spelling(sys.argv[1:])
         _require_text(sys.argv[1:])
