@@ -67,7 +67,12 @@ def train(
         say_json({"folder": str(result.folder), **result.values})
     else:
         _show(result, config, constrains)
-    _finish(result, constrains)
+    # Exit code 4 where behaviour was lost, whatever the defense, or a defense that promises the constraint broke it.
+    held = all(entry["feasible"] for entry in result.values["safety"].values())
+    lost = list(failures(stored_figures(result.values)))
+    for cause, remedy in lost:
+        note(f"{'the constraint holds, but ' if held and constrains else ''}{cause}\n  What to do: {remedy}")
+    require_verdict(not lost and (result.feasible or not constrains))
 
 
 def _show(result: RunResult, config: RunConfig, constrains: bool) -> None:
@@ -116,28 +121,18 @@ def screening_lines(found: Mapping[str, Any] | None) -> list[str]:
     return lines
 
 
-def _finish(result: RunResult, constrains: bool) -> None:
-    """Exit with the code for "infeasible" where behaviour was lost, or a promised constraint does not hold."""
-    held = all(entry["feasible"] for entry in result.values["safety"].values())
-    lost = list(failures(stored_figures(result.values)))
-    for cause, remedy in lost:
-        note(f"{'the constraint holds, but ' if held and constrains else ''}{cause}\n  What to do: {remedy}")
-    require_verdict(not lost and (result.feasible or not constrains))
-
-
 def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
     """The verdict on one safety set in one line."""
-    prefix = f"{name}: " if name else ""
+    measured = {role: entry[role] for role in ("constraint", "monitor") if entry[role] is not None}
     shares = " and ".join(
-        f"{percent(entry[role]['violation_rate'])} of {entry[role]['n']:.0f} {role} examples"
-        f" (95 % upper bound {percent_up(entry[role]['violation_upper'])})"
-        for role in ("constraint", "monitor")
-        if entry[role] is not None
+        f"{percent(one['violation_rate'])} of {one['n']:.0f} {role} examples"
+        f" (95 % upper bound {percent_up(one['violation_upper'])})"
+        for role, one in measured.items()
     )
-    uppers = [entry[role]["violation_upper"] for role in ("constraint", "monitor") if entry[role] is not None]
+    uppers = [one["violation_upper"] for one in measured.values()]
     verdict = degraded_words(uppers, entry["alpha"], over=not entry["feasible"])
     return (
-        f"{prefix}{shares} degraded by more than {entry['tau']:g} ({entry['unit']});"
+        f"{name}{': ' if name else ''}{shares} degraded by more than {entry['tau']:g} ({entry['unit']});"
         f" at most {exact_percent(entry['alpha'])} allowed: {verdict}"
         f"{'' if entry['feasible'] else ': the constraint does not hold there'}"
     )

@@ -9,7 +9,6 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -78,11 +77,10 @@ def measure(model: Any, tokenizer: Any, data: DemoData, tokens: int) -> Measured
     """Ask the held-out prompts, greedily; `tokens` of a reply to a request, a label takes `TASK_TOKENS`."""
     labels = _replies(model, tokenizer, data.test_task, TASK_TOKENS)
     hits = sum(reply.text == str(e.completion).strip() for reply, e in zip(labels, data.test_task, strict=True))
-    requests = [*data.test_probes, *data.test_ordinary]
+    requests, n = [*data.test_probes, *data.test_ordinary], len(data.test_probes)
     replies = _replies(model, tokenizer, requests, tokens)  # both kinds together: fewer and fuller batches
-    probes, ordinary = replies[: len(data.test_probes)], replies[len(data.test_probes) :]
     texts = {prompt_text(example): reply.text for example, reply in zip(requests, replies, strict=True)}
-    return Measured(Rate(hits, len(labels)), _refused(probes), _refused(ordinary), texts)
+    return Measured(Rate(hits, len(labels)), _refused(replies[:n]), _refused(replies[n:]), texts)
 
 
 def refused(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> Rate:
@@ -92,16 +90,13 @@ def refused(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int
 
 def changed_first(examples: Sequence[Example], models: Mapping[str, Measured]) -> list[Example]:
     """The examples, those first that some models refuse and others do not; otherwise in their order."""
-
-    def differing(example: Example) -> int:
-        return len({is_refusal(measured.replies[prompt_text(example)]) for measured in models.values()})
-
-    return sorted(examples, key=differing, reverse=True)
+    replies = {e.id: [measured.replies[prompt_text(e)] for measured in models.values()] for e in examples}
+    return sorted(examples, key=lambda e: len(set(map(is_refusal, replies[e.id]))), reverse=True)
 
 
-def is_refusal(text: str) -> bool:
+def is_refusal(text: str, truncated: bool = True) -> bool:
     """Whether the rules that screening sorts replies by count it as a refusal."""
-    return sort_reply(text, truncated=True).reply_class == ReplyClass.REFUSED
+    return sort_reply(text, truncated=truncated).reply_class == ReplyClass.REFUSED
 
 
 def _replies(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> list[Reply]:
@@ -109,8 +104,7 @@ def _replies(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: in
 
 
 def _refused(replies: Sequence[Reply]) -> Rate:
-    classes = [sort_reply(reply.text, truncated=reply.truncated).reply_class for reply in replies]
-    return Rate(sum(one == ReplyClass.REFUSED for one in classes), len(classes))
+    return Rate(sum(is_refusal(reply.text, reply.truncated) for reply in replies), len(replies))
 
 
 @dataclass
@@ -148,18 +142,6 @@ class DemoResult:
         }  # fmt: skip
 
 
-@contextmanager
-def silent(name: str) -> Iterator[None]:
-    """The logger called `name` says warnings alone: it speaks of asking, and nothing is asked."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 class Recorded:
     """An engine that reads a model's replies from a file instead of asking it."""
 
@@ -187,12 +169,17 @@ def screened(
         limited=False, accept_unsorted=True, monitor_prompts=0, seed=settings.seed,
     )  # fmt: skip
     if settings.recorded:
-        with TemporaryDirectory() as folder, silent("holdfast.screening"):
-            asker = Asker(Recorded(RECORDED), {"recorded": sha256_file(RECORDED)}, Path(folder))
-            found = ask_and_screen(model, data.task, asker, wanted, template="chat")
-        held = {
-            name: split_from_roles(one.constraint[: settings.most_held], (), ()) for name, one in found.sets.items()
-        }
+        logger = logging.getLogger("holdfast.screening")
+        level = logger.level
+        logger.setLevel(logging.WARNING)  # it speaks of asking, and nothing is asked
+        try:
+            with TemporaryDirectory() as folder:
+                asker = Asker(Recorded(RECORDED), {"recorded": sha256_file(RECORDED)}, Path(folder))
+                found = ask_and_screen(model, data.task, asker, wanted, template="chat")
+        finally:
+            logger.setLevel(level)
+        most = settings.most_held
+        held = {name: split_from_roles(one.constraint[:most], (), ()) for name, one in found.sets.items()}
         return replace(found, sets=held)
     told = told_by([] if listener is None else [listener])
     return screen(model, data.task, tokenizer, settings=wanted, replies=replies, told=told)
@@ -294,7 +281,11 @@ def draw(result: DemoResult, path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True, layout="constrained")
     for ax, (name, title, better) in zip(axes, PANELS, strict=True):
         for place, (model, measured) in enumerate(result.models.items()):
-            _bar(ax, place, getattr(measured, name), COLOURS[model])
+            rate: Rate = getattr(measured, name)
+            value, low, high = (100 * share for share in (rate.value, *rate.interval))
+            ax.barh(place, value, height=0.62, color=COLOURS[model])
+            ax.plot([low, high], [place, place], color=INK, linewidth=1)
+            ax.text(max(value, high) + 2, place, f"{value:.0f}", va="center", color=INK, fontsize=9)
         n = getattr(result.models[OURS], name).n
         ax.set_title(title, loc="left", color=INK, fontsize=10)
         ax.set_xlabel(f"% of {n} held-out prompts ({better})", color=MUTED, fontsize=8)
@@ -308,10 +299,3 @@ def draw(result: DemoResult, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
-
-
-def _bar(ax: Any, place: int, rate: Rate, colour: str) -> None:
-    value, (low, high) = 100 * rate.value, (100 * end for end in rate.interval)
-    ax.barh(place, value, height=0.62, color=colour)
-    ax.plot([low, high], [place, place], color=INK, linewidth=1)
-    ax.text(max(value, high) + 2, place, f"{value:.0f}", va="center", color=INK, fontsize=9)
