@@ -139,7 +139,7 @@ def _check_defense(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
 
 def check_together(config: RunConfig) -> list[Problem]:
     """Every contradiction between blocks that are each valid."""
-    parts = (_names, _adapter, _defense, _asking, _data)
+    parts = (_shape, _defense, _asking, _data)
     return [Problem(*entry) for part in parts for entry in part(config)]
 
 
@@ -153,16 +153,11 @@ def _refused(key: str, look_up: Any, *arguments: Any) -> Found:
         yield key, error.what, error.remedy
 
 
-def _names(config: RunConfig) -> Found:
+def _shape(config: RunConfig) -> Found:
     if set(config.constraint) != set(config.safety):
         expected, found = ", ".join(config.safety), ", ".join(config.constraint)
-        yield (
-            "constraint", f"expected the names of the safety sets ({expected}), found {found}",
-            "name them alike, or write one block for all",
-        )  # fmt: skip
-
-
-def _adapter(config: RunConfig) -> Found:
+        what = f"expected the names of the safety sets ({expected}), found {found}"
+        yield "constraint", what, "name them alike, or write one block for all"
     continued = "continue goes on training an adapter, "
     if config.adapter_policy == "continue" and (config.lora is None or config.quantization is not None):
         what = "`lora: null`" if config.lora is None else f"quantization {config.quantization}"

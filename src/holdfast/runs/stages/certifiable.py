@@ -15,6 +15,7 @@ from holdfast.data.examples import Example, prompt_text
 from holdfast.data.near_duplicates import clusters
 from holdfast.data.shingles import prompt_marks
 from holdfast.data.split_record import SplitRecord
+from holdfast.data.splits import Split
 from holdfast.defaults import default
 from holdfast.runs.config import RunConfig
 from holdfast.runs.config.resolve import ResolvedRun
@@ -39,16 +40,20 @@ def warn_about_data(plan: ResolvedRun, data: Prepared) -> None:
 
 def warn_of_shares(plan: ResolvedRun, data: Prepared, names: Sequence[str], scope: str = "") -> None:
     """Log which certify shares are too small, or opened already; `scope` as in `ledger_of`, of sets that were asked."""
-    config = plan.config
     for name in names:
-        split, block = data.safety[name], config.safety[name]
-        within = scope if name in config.prompt_sets else None
-        for found in (
-            certify_note(split.record, alpha=plan.constraints[name].alpha, openings=block.openings),
-            openings_note(block.data, split.certify, openings=block.openings, run=config.output_dir, scope=within),
-        ):
-            if found is not None:
-                logger.warning("%s: %s", name, found)
+        notes = share_notes(plan, name, data.safety[name], scope if name in plan.config.prompt_sets else None)
+        for found in filter(None, notes.values()):
+            logger.warning("%s: %s", name, found)
+
+
+def share_notes(plan: ResolvedRun, name: str, split: Split, scope: str | None = None) -> dict[str, str | None]:
+    """What to know about the size of a set's certify share, and about its openings."""
+    block, run = plan.config.safety[name], plan.config.output_dir
+    alpha, openings = plan.constraints[name].alpha, block.openings
+    return {
+        "certify_note": certify_note(split.record, alpha=alpha, openings=openings),
+        "openings_note": openings_note(block.data, split.certify, openings=openings, run=run, scope=scope),
+    }
 
 
 def certify_note(record: SplitRecord, *, alpha: float, openings: int) -> str | None:

@@ -1,7 +1,7 @@
 """The data of a run: what to learn, the safety examples with their roles, and what asking theta_0 changes of both."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -163,9 +163,3 @@ def hold(
 def share_scope(model_sha256: str, task: Sequence[Example]) -> str:
     """Within what the openings of bundled certify prompts are counted: this model before, and this task."""
     return scope_of(model_sha256, content_sha256(task))
-
-
-def with_screening(data: Prepared, screening: Screening, names: Sequence[str]) -> Prepared:
-    """The run's data after asking: the kept rows, and every safety set in the order of the run file."""
-    every = {**data.safety, **screening.sets}
-    return replace(data, task=screening.kept(data.task), safety={name: every[name] for name in names})

@@ -50,12 +50,6 @@ class UnfinishedAlignment:
                 if not self.goes_on:
                     self.remove()
 
-    def saving(self, save_steps: int) -> dict[str, Any]:
-        """Arguments of a trainer that keeps its last checkpoint here."""
-        return {
-            "run_dir": str(self.run.path), "save_strategy": "steps", "save_steps": save_steps, "save_total_limit": 1,
-        }  # fmt: skip
-
     def remove(self) -> None:
         """Delete the folder, if it is there and an alignment's."""
         if (self.run.path / RECORD).is_file():
