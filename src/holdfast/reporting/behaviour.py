@@ -20,33 +20,19 @@ TONES = {Shown.OVER: "bad", Shown.WITHIN: "good", Shown.NOT_SHOWN: "warn"}
 """The class by which the page colours what a figure shows."""
 
 
-@dataclass(frozen=True)
-class KeptRow:
-    """A figure in a table: its words, counts, share, bounds, limit, and what it shows with its colour."""
-
-    who: str
-    kept: str
-    of: str
-    share: str
-    bounds: str
-    limit: str
-    fits: str
-    css: str
-
-
-NOT_WATCHED = KeptRow("", "", "", "\N{EN DASH}", "", "", "", "none")
+NOT_WATCHED = {"share": "\N{EN DASH}", "of": "", "fits": "", "css": "none"}
 
 
 @dataclass(frozen=True)
 class BehaviourView:
     """The figures as a table, in lines as `holdfast train` prints them, and as a picture, wide and narrow."""
 
-    rows: list[KeptRow]
+    rows: list[dict[str, str]]  # one a figure
     lines: list[str]
-    cells: list[KeptRow]
+    cells: list[dict[str, str]]  # for a table with a run a row, in the order of `LABELS`
     charts: tuple[Markup, Markup]
-    causes: list[Markup]
-    way_back: str
+    causes: list[Markup]  # why a figure failed, with what to do
+    way_back: str  # what a rollback did; empty where none was made
 
 
 def kept_figures(evidence: Evidence) -> dict[str, Kept]:
@@ -62,9 +48,8 @@ def _read(one: Fields) -> Kept:
     try:
         return Kept(one.count("kept"), one.count("of"), one.share("limit"), unsorted)
     except (ConfigError, DataError) as error:
-        raise CheckpointError(
-            f"{one.where} {error.what}", remedy="the file is damaged: restore it, or train again"
-        ) from error
+        remedy = "the file is damaged: restore it, or train again"
+        raise CheckpointError(f"{one.where} {error.what}", remedy=remedy) from error
 
 
 def behaviour_view(evidence: Evidence) -> BehaviourView | None:
@@ -91,11 +76,13 @@ def kept_headline(figures: Mapping[str, Kept]) -> str:
     return f"{'. '.join(map(capital, found))}."
 
 
-def _table_row(name: str, one: Kept) -> KeptRow:
-    share = "\N{EN DASH}" if one.share is None else percent(one.share)
-    bounds, limit = one.bounds if one.of else "", f"{exact_percent(one.limit)} lost"
-    fits = "lost" if one.shown is Shown.OVER else str(one.shown)
-    return KeptRow(STILL[name], f"{one.kept:,}", f"{one.of:,}", share, bounds, limit, fits, TONES[one.shown])
+def _table_row(name: str, one: Kept) -> dict[str, str]:
+    return {
+        "who": STILL[name], "kept": f"{one.kept:,}", "of": f"{one.of:,}",
+        "share": "\N{EN DASH}" if one.share is None else percent(one.share), "bounds": one.bounds if one.of else "",
+        "limit": f"{exact_percent(one.limit)} lost", "css": TONES[one.shown],
+        "fits": "lost" if one.shown is Shown.OVER else str(one.shown),
+    }  # fmt: skip
 
 
 def capital(words: str) -> str:

@@ -102,10 +102,10 @@ def environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return visible(value).replace(" %", "\N{NO-BREAK SPACE}%")
     if isinstance(value, Markup) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
-    if isinstance(value, str):
-        return visible(value).replace(" %", "\N{NO-BREAK SPACE}%")
     raise TypeError(f"the page was given {type(value).__name__}, expected words")
 
 

@@ -117,7 +117,9 @@ def _safety(
     split = load_record(folder) if is_there(folder / RECORD_NAME) else None
     trained = _audit(stored_evidence.believed_run_audit(folder, name, result), folder, constraint)
     if trained is None and measured is not None:  # the audit is gone: what training counted
-        trained = Reading(_limit(measured, constraint), _from_result(measured))
+        roles = {role: measured.inner(role) for role in ("monitor", "constraint") if role in measured}
+        counted = [_figures(k, one, round(one.share("violation_rate") * one.count("n"))) for k, one in roles.items()]
+        trained = Reading(_limit(measured, constraint), tuple(counted))
     inside = folder / "audit"
     has_later = inside.is_symlink() or is_there(inside / SUMMARY_NAME)
     later = stored_evidence.believed_audit(inside, split=split) if has_later else None
@@ -173,13 +175,6 @@ def _limit(found: Fields, constraint: Mapping[str, Any] | None = None) -> Limit:
     held = found if "first_k" in found else Fields(constraint or {}, f"{CONFIG_NAME}, constraint:")
     first_k = held.count("first_k") if "first_k" in held else 8
     return Limit(found.number("tau"), found.share("alpha"), found.text("unit"), first_k)
-
-
-def _from_result(measured: Fields) -> tuple[Figures, ...]:
-    found = {role: measured.inner(role) for role in ("monitor", "constraint") if role in measured}
-    return tuple(
-        _figures(role, one, round(one.share("violation_rate") * one.count("n"))) for role, one in found.items()
-    )
 
 
 def _figures(role: str, found: Fields, violations: int) -> Figures:
