@@ -254,10 +254,11 @@ def train_rows(
         )  # fmt: skip
         with named_targets(model):
             trainer = SafeSFTTrainer(
-                model, arguments, train_dataset=data, processing_class=tokenizer, peft_config=lora, defense="sft",
-                callbacks=[] if interruption is None else [interruption],
-            )  # fmt: skip
+                model, arguments, train_dataset=data, processing_class=tokenizer, peft_config=lora, defense="sft"
+            )
         listen(trainer, [] if listener is None else [listener])
+        if interruption is not None:  # after the listeners: a signal that comes while they listen is seen in this step
+            trainer.add_callback(interruption)
         trainer.train(resume_from_checkpoint=True if unfinished is not None and unfinished.goes_on else None)
         if interruption is not None and interruption.requested:
             raise KeyboardInterrupt
