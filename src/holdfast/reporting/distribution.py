@@ -10,7 +10,19 @@ from numpy.typing import NDArray
 
 from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.reporting.evidence import Figures, Limit
-from holdfast.reporting.svg import Scale, Size, element, line, picture, polyline, text, tick_label, tick_text, ticks
+from holdfast.reporting.svg import (
+    Scale,
+    Size,
+    element,
+    line,
+    percent_grid,
+    picture,
+    polyline,
+    text,
+    tick_label,
+    tick_text,
+    ticks,
+)
 from holdfast.reporting.wording import setting
 
 Values = NDArray[np.float64]
@@ -135,9 +147,7 @@ def rate_chart(rows: Sequence[Figures], limit: Limit, size: Size, css: str) -> M
     step = (bottom - size.top) / max(len(rows), 1)
     edge, height = x(limit.alpha), float(bottom - size.top)
     parts = [element("rect", class_="over", x=edge, y=float(size.top), width=x(highest) - edge, height=height)]
-    for value in ticks(0, highest, 4 if size.narrow else 6):
-        parts.append(line(x(value), size.top, x(value), bottom, "grid"))
-        parts.append(tick_text(percent(value), x(value), bottom + 18, size))
+    parts += percent_grid(x, size)
     parts.append(line(edge, size.top - 6, edge, bottom, "limit"))
     parts.append(text(f"limit {exact_percent(limit.alpha)}", edge, size.top - 10, "strong", "middle"))
     for number, row in enumerate(rows):

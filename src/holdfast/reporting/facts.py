@@ -203,20 +203,16 @@ def _screened_rows(found: Fields) -> list[str]:
     lines = [f"{counted(rows, 'task row')}; before training the model was asked about {whom}."]
     if conflicts := found.count("conflicts"):
         rule = RULES.get(found.text("rule"), "").format(dropped=f"{found.count('dropped'):,}")
-        groups = counted(found.count("groups"), "group")
-        lines.append(
-            f"{counted(conflicts, 'row teaches', 'rows teach')} what it refuses, in {groups} of near-duplicate "
-            f"prompts; {rule}."
-        )
+        teach, groups = counted(conflicts, "row teaches", "rows teach"), counted(found.count("groups"), "group")
+        lines.append(f"{teach} what it refuses, in {groups} of near-duplicate prompts; {rule}.")
     else:
         lines.append("No row teaches what it refuses.")
     if "not_asked" in found:
         left = found.inner("not_asked")
-        share = left.inner("conflict_share")
+        low, high = (left.inner("conflict_share").number(end) for end in ("low", "high"))
         lines.append(
-            f"{counted(left.count('rows'), 'row')} were not asked about and were trained on: between "
-            f"{percent(share.number('low'))} and {percent_up(share.number('high'))} of them teach what it refuses "
-            "(95 %)."
+            f"{counted(left.count('rows'), 'row')} were not asked about and were trained on: between {percent(low)} "
+            f"and {percent_up(high)} of them teach what it refuses (95 %)."
         )
     return lines
 

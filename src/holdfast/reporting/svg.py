@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from holdfast.core.percent import percent
+
 MINUS = "−"
 
 
@@ -93,3 +95,12 @@ def tick_label(value: float) -> str:
     if value and abs(value) < 1e-3:
         return f"{value:.0e}".replace("e-0", "e-").replace("-", MINUS)
     return f"{value:,.6g}".replace("-", MINUS)
+
+
+def percent_grid(x: Scale, size: Size) -> list[Markup]:
+    """Upright lines at round shares from the top margin to the bottom one, and the shares below them."""
+    bottom, values = size.height - size.bottom, ticks(x.low, x.high, 4 if size.narrow else 6)
+    marks = (
+        (line(x(v), size.top, x(v), bottom, "grid"), tick_text(percent(v), x(v), bottom + 18, size)) for v in values
+    )
+    return [part for both in marks for part in both]

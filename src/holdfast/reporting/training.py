@@ -72,10 +72,11 @@ def course(rows: Sequence[Mapping[str, Any]], name: str) -> Course:
 def training_chart(found: Course, alpha: float, width: int, css: str) -> Markup:
     """Three panels over one step axis, and one row of marks for each kind of event."""
     kinds = [name for name in found.counts if name != "inactive"]
-    panel, gap = (92, 34) if width < 500 else (104, 36)
-    left = 68 if width < 500 else 92
+    narrow = width < 500
+    (panel, gap), left = ((92, 34), 68) if narrow else ((104, 36), 92)
     strip = 3 * (panel + gap) + 4
-    size = Size(width, strip + ROW * max(len(kinds), 1) + 52, left=left, right=14)
+    bottom = strip + ROW * max(len(kinds), 1) + 10
+    size = Size(width, bottom + 42, left=left, right=14)
     x = Scale(float(found.steps[0]), max(float(found.steps[-1]), float(found.steps[0]) + 1), left, width - 14)
     rates, g, m = found.violation_rate, found.g, found.multiplier
     parts = [
@@ -84,8 +85,7 @@ def training_chart(found: Course, alpha: float, width: int, css: str) -> Markup:
         *_panel(found.steps, m, "curve lambda", x, 22 + 2 * (panel + gap), panel, "multiplier λ", None),
         *_marks(found, kinds, x, strip, size),
     ]  # fmt: skip
-    bottom = strip + ROW * max(len(kinds), 1) + 10
-    for value in ticks(x.low, x.high, 4 if size.narrow else 8):
+    for value in ticks(x.low, x.high, 4 if narrow else 8):
         if value == int(value):
             parts.append(line(x(value), bottom, x(value), bottom + 4, "axis"))
             parts.append(tick_text(tick_label(value), x(value), bottom + 17, size))
