@@ -69,11 +69,11 @@ def finished_run(run: Path) -> FinishedRun:
     """A finished run: its safety sets, each with the split that training used."""
     folder = RunFolder(run)
     if not folder.config.is_file():
-        raise ConfigError(
-            f"{run} is not a run folder: it has no {folder.config.name}",
-            remedy="name the output_dir of a `holdfast train` run, of a study's cell CELL/run; what was trained from "
-            "Python is named by its models: --before MODEL --after ADAPTER --prompts FILE",
+        remedy = (
+            "name the output_dir of a `holdfast train` run, of a study's cell CELL/run; what was trained from Python "
+            "is named by its models: --before MODEL --after ADAPTER --prompts FILE"
         )
+        raise ConfigError(f"{run} is not a run folder: it has no {folder.config.name}", remedy=remedy)
     if not folder.result.is_file():
         raise ConfigError(f"the run in {run} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")
     result = folder.finished() or {}  # its settings are those it was made with

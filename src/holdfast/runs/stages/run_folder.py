@@ -116,11 +116,12 @@ class RunFolder:
     def _require_same(self, identity: Mapping[str, Any]) -> None:
         data = read_plain_file(self.config, remedy="choose another output_dir or restore the file")
         before, now = _flat(todays_spelling(parse_stored_yaml(data, self.config))), _flat(identity)
-        keys = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"]
-        if keys:
-            listed = "; ".join(f"{key}: stored {before.get(key)!r}, now {now.get(key)!r}" for key in keys[:MAX_LISTED])
-            more = "; ..." if len(keys) > MAX_LISTED else ""
-            what = f"{self.path} holds a run with other settings: {listed}{more}"
+        differ = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"]
+        if differ:
+            listed = "; ".join(
+                f"{key}: stored {before.get(key)!r}, now {now.get(key)!r}" for key in differ[:MAX_LISTED]
+            )
+            what = f"{self.path} holds a run with other settings: {listed}{'; ...' if differ[MAX_LISTED:] else ''}"
             raise CheckpointError(what, remedy="choose another output_dir, or restore these settings")
 
     def write_config(self, values: Mapping[str, Any]) -> None:
@@ -136,12 +137,11 @@ class RunFolder:
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings by their paths, `block.key`."""
     if not isinstance(values, Mapping) or not values:
         return {prefix: values}
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
+    inner = (_flat(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items())
+    return {path: value for found in inner for path, value in found.items()}
 
 
 @contextmanager
