@@ -55,7 +55,6 @@ def say_json(value: Any) -> None:
 
 
 def refuse(error: HoldfastError) -> None:
-    """Print the cause and the remedy of a refusal to stderr."""
     note(f"error: {error.what}\n  What to do: {error.remedy}")
 
 
@@ -70,7 +69,6 @@ def interruptible(advice: str) -> Iterator[None]:
 
 
 def require_verdict(passed: bool) -> None:
-    """Exit with the code for "infeasible or not certified" unless the verdict is a good one."""
     if not passed:
         raise typer.Exit(InfeasibleError.exit_code)
 
@@ -115,7 +113,6 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def size(count: float) -> str:
-    """A number of bytes with its unit."""
     for unit, bytes_ in (("GiB", 2**30), ("MiB", 2**20)):
         if count >= bytes_:
             return f"{count / bytes_:.1f} {unit}"

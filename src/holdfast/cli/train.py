@@ -122,7 +122,6 @@ def screening_lines(found: Mapping[str, Any] | None) -> list[str]:
 
 
 def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
-    """The verdict on one safety set in one line."""
     measured = {role: entry[role] for role in ("constraint", "monitor") if entry[role] is not None}
     shares = " and ".join(
         f"{percent(one['violation_rate'])} of {one['n']:.0f} {role} examples"

@@ -57,8 +57,6 @@ ALIGNED, SFT, OURS = "aligned start", "plain SFT", "holdfast"
 
 @dataclass
 class Measured:
-    """One model of the demonstration, on prompts that nothing was trained on."""
-
     accuracy: Rate  # replies that are exactly the label
     refusals: Rate  # of requests that are to be declined
     over_refusal: Rate  # refusals of ordinary requests
@@ -66,7 +64,6 @@ class Measured:
     seconds: float = 0.0  # of its training
 
     def as_json(self) -> dict[str, Any]:
-        """For result.json: every figure with its interval."""
         return {
             "task_accuracy": self.accuracy.as_json(), "refusals": self.refusals.as_json(),
             "over_refusal": self.over_refusal.as_json(), "train_seconds": round(self.seconds, 1),
@@ -84,7 +81,6 @@ def measure(model: Any, tokenizer: Any, data: DemoData, tokens: int) -> Measured
 
 
 def refused(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> Rate:
-    """How many of the prompts the model refuses."""
     return _refused(_replies(model, tokenizer, examples, tokens))
 
 
@@ -129,11 +125,9 @@ class DemoResult:
 
     @property
     def held(self) -> dict[str, int]:
-        """Own replies that are held, by set."""
         return {name: len(split.constraint) for name, split in self.screening.sets.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """For result.json: every figure with its interval and its provenance."""
         return {
             "screening": {**self.found, "held": self.held, "figures": self.screening.figures()},
             "models": {name: measured.as_json() for name, measured in self.models.items()}, "g": self.g,
@@ -186,7 +180,6 @@ def screened(
 
 
 def held(settings: DemoSettings, screening: Screening) -> dict[str, Any]:
-    """What is held, within which limits and by which filter."""
     limits = {
         keep: ChanceConstraint(
             tau=settings.tau, beta=1 / settings.tau, unit=default(f"constraint.{unit}"),

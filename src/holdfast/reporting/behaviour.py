@@ -68,7 +68,6 @@ def behaviour_view(evidence: Evidence) -> BehaviourView | None:
 
 
 def kept_headline(figures: Mapping[str, Kept]) -> str:
-    """What became of behaviour, with counts and bounds."""
     found = [
         f"{STILL[name]}: {f'{one.kept:,} of {one.of:,} ({one.bounds})' if one.of else 'no prompt shows it'}"
         for name, one in figures.items()

@@ -161,22 +161,18 @@ class Evidence:
 
     @property
     def trained(self) -> bool:
-        """Whether this is the folder of a training run."""
         return self.config is not None or bool(self.events) or self.result is not None
 
     @property
     def steps(self) -> int:
-        """The last step that was logged; 0 where none was."""
         return max((row["step"] for row in self.events if "behaviour" not in row), default=0)
 
     @property
     def unfinished(self) -> bool:
-        """Whether a training run has not written its result."""
         return self.trained and self.result is None
 
     @property
     def named(self) -> bool:
-        """Whether the safety sets carry names."""
         return [one.name for one in self.sets] != [SINGLE]
 
 

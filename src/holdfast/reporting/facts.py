@@ -154,7 +154,6 @@ WAYS = {
 
 
 def certificate_facts(one: SafetyEvidence) -> list[Fact]:
-    """The certificate of a safety set, line by line."""
     if one.certificate is None:
         return []
     c, limit, strength = one.certificate.record, one.certificate.limit, one.certificate.strength

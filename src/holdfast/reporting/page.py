@@ -33,8 +33,6 @@ SMALL = Size(336, 250, left=48, right=10)
 
 @dataclass(frozen=True)
 class Report:
-    """What was written."""
-
     path: Path  # of the page
     runs: list[RunView]  # what it says of each run: `label`, `claim`, and `verdict` with its title and reason
     cards: list[Card]  # the model cards; one with a user's own text is kept

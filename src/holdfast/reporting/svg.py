@@ -67,7 +67,6 @@ def line(x1: float, y1: float, x2: float, y2: float, css: str) -> Markup:
 
 
 def polyline(points: Iterable[tuple[float, float]], css: str) -> Markup:
-    """A line through points; empty where there are fewer than two."""
     placed = [f"{x:.1f},{y:.1f}" for x, y in points]
     return element("polyline", class_=css, points=" ".join(placed)) if len(placed) > 1 else Markup("")
 

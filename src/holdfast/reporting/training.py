@@ -45,7 +45,6 @@ class Course:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Known events, in a fixed order, with how often each happened."""
         found = Counter(self.events)
         return {name: found[name] for name in EVENTS if found[name]}
 

@@ -196,7 +196,6 @@ def _tested(certificate: CertificateFigures) -> str:
 
 
 def headline(evidence: Evidence) -> str:
-    """What happened to behaviour, before any limit: the first thing to be read."""
     if evidence.unfinished:
         if not evidence.steps:
             return "No step of training is on record, and there is no result: nothing is known of this model."

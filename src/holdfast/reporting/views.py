@@ -34,8 +34,6 @@ WORST_SHOWN = 10
 
 
 class FigureRow(NamedTuple):
-    """A measured split or a certificate, in words, with its colour."""
-
     who: str
     what: str
     count: str

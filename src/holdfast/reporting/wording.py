@@ -36,7 +36,6 @@ def long_text(text: str) -> Markup:
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """`visible` on one line."""
     return visible(" ".join(text.split()), limit)
 
 

@@ -32,8 +32,6 @@ from holdfast.screening.settings import Keep
 
 @dataclass(frozen=True)
 class FinishedSet:
-    """One safety set of a finished run."""
-
     name: str  # of the safety set; `safety` where there is one
     folder: Path  # where its evidence goes: the run folder, or a folder of its own when there are several sets
     before: str  # the model that training started from, with its `revision`

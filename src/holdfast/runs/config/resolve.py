@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedRun:
-    """One run, resolved once."""
-
     config: RunConfig
     constraints: dict[str, ChanceConstraint]  # by safety set
     defense: Defense
@@ -69,7 +67,6 @@ def resolve(config: RunConfig, *, elsewhere: bool = False) -> ResolvedRun:
 
 
 def constraints(config: RunConfig) -> dict[str, ChanceConstraint]:
-    """The chance constraint of every safety set."""
     from holdfast.constraint.chance import ChanceConstraint
 
     base = constraint_defaults()
@@ -124,7 +121,6 @@ def screening_settings(config: RunConfig) -> ScreeningSettings | None:
 
 
 def peft_config(config: RunConfig) -> Any:
-    """PEFT's `LoraConfig`, or None for training every parameter."""
     if config.lora is None:
         return None
     from peft import LoraConfig

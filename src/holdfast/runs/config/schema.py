@@ -244,5 +244,4 @@ EDITOR_COMMENT = f"# yaml-language-server: $schema={FILE_NAME}"
 
 
 def shipped_schema() -> str:
-    """The schema's file, as it is in the package."""
     return SHIPPED.read_text(encoding="utf-8")

@@ -42,8 +42,6 @@ Listener = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class AlignSettings:
-    """How an alignment is trained."""
-
     steps: int = default("align.steps")  # steps, learning_rate, batch: of AdamW, linear decay after a tenth of warm-up
     learning_rate: float = default("align.learning_rate")
     batch: int = default("align.batch")
@@ -82,7 +80,6 @@ class AlignmentFigures:
 
     @property
     def over_refusal(self) -> Rate:
-        """All ordinary prompts together."""
         rates = self.ordinary.values()
         return Rate(sum(rate.hits for rate in rates), sum(rate.n for rate in rates))
 
@@ -93,7 +90,6 @@ class AlignmentFigures:
 
     @property
     def shortcomings(self) -> list[str]:
-        """What is wrong with the aligned model; nothing where it passes."""
         found = []
         if self.probes.value < LEAST_REFUSALS:
             found.append(f"it refuses {shown(self.probes)} of held-out probes, expected {percent(LEAST_REFUSALS)}")
@@ -105,7 +101,6 @@ class AlignmentFigures:
 
     @property
     def remedy(self) -> str:
-        """What to do about the shortcomings."""
         if self.probes.value < LEAST_REFUSALS and set(self.over_refused) - {"tasks"}:
             return "start from a model that refuses: more steps or refusals would make it refuse ordinary prompts too"
         if self.probes.value < LEAST_REFUSALS:
@@ -125,8 +120,6 @@ class AlignmentFigures:
 
 @dataclass(frozen=True)
 class Alignment:
-    """What an alignment left."""
-
     folder: Path  # of the model
     figures: AlignmentFigures  # on held-out kinds of prompts; `figures.shortcomings` says what is missing
     record: dict[str, Any] = field(repr=False)  # the content of alignment.json
@@ -295,7 +288,6 @@ def shown(rate: Rate) -> str:
 
 
 def measured(held_out: Mapping[str, Sequence[Example]], asker: Asker) -> AlignmentFigures:
-    """Ask the held-out prompts and count refusals."""
     rates = {}
     for name, examples in held_out.items():
         found = asker.sort(examples, what=f"held-out {name}")

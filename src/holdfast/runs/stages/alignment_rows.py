@@ -29,8 +29,6 @@ FEWEST = 20  # own answers to the prompts of one ordinary source below which the
 
 @dataclass(frozen=True)
 class AlignmentPrompts:
-    """The prompts of an alignment."""
-
     refuse: list[Example]
     ordinary: dict[str, list[Example]]  # by source; these and `refuse` are trained on
     held_out: dict[str, list[Example]]  # probes and ordinary prompts of other kinds, by source: only asked

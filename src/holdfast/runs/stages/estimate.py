@@ -47,8 +47,6 @@ class Memory(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """How long a run is."""
-
     steps: int
     task_batch: int
     safety_batch: int
