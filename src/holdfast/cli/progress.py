@@ -98,7 +98,8 @@ class BarProgress:
     """Feeds one line of a rich progress bar: what goes on now, how far it is, the time left and the figures."""
 
     def __init__(self, bar: Any) -> None:
-        self._bar, self._task, self._phase = bar, None, ""
+        self._bar, self._phase = bar, ""
+        self._task: Any = None
         self._kept, self._steps = "", 0
         self._first, self._start = 0, time.monotonic()
 
