@@ -42,7 +42,7 @@ def read_settings(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any],
     raw = read_yaml(path)
     for override in overrides:
         put_override(raw, override)
-    return raw, f"{path} with {' '.join(overrides)}" if overrides else str(path)
+    return raw, " with ".join(filter(None, (str(path), " ".join(overrides))))
 
 
 def stored_config(path: Path) -> RunConfig:
@@ -53,11 +53,11 @@ def stored_config(path: Path) -> RunConfig:
 def todays_spelling(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Stored settings as of version 0.2: the filter's options are under `defense`, later ones as when they are off."""
     values = dict(stored)
-    written, options = values.get("defense"), values.pop("filter", None)
-    if not isinstance(written, Mapping):
-        return dict(stored)
-    defense = {**written, **(options if isinstance(options, Mapping) else {})}
-    return {**values, "defense": {**LATER_OPTIONS, **defense} if "trust_region" in defense else defense}
+    if isinstance(values.get("defense"), Mapping):
+        options = values.pop("filter", None)
+        defense = {**values["defense"], **(options if isinstance(options, Mapping) else {})}
+        values["defense"] = {**LATER_OPTIONS, **defense} if "trust_region" in defense else defense
+    return values
 
 
 def config_from_dict(
@@ -88,13 +88,15 @@ def put_override(raw: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ConfigError(f"override {override!r}: expected key=value", remedy="for example train.learning_rate=1e-4")
     block = raw
-    for depth, key in enumerate(keys[:-1]):
+    for depth, key in enumerate(keys[:-1], start=1):
         inner = {} if block.get(key) is None else block[key]
-        if depth == 0 and key in ("defense", "task") and isinstance(inner, str):  # one word stands for a block
+        if depth == 1 and key in ("defense", "task") and isinstance(inner, str):  # one word stands for a block
             inner = {"name" if key == "defense" else "data": inner}
         elif not isinstance(inner, dict):
-            what = f"override {override!r}: {'.'.join(keys[: depth + 1])} is a value, not a block"
-            raise ConfigError(what, remedy=f"override {'.'.join(keys[: depth + 1])} itself")
+            place = ".".join(keys[:depth])
+            raise ConfigError(
+                f"override {override!r}: {place} is a value, not a block", remedy=f"override {place} itself"
+            )
         block[key] = inner
         block = inner
     block[keys[-1]] = parse_yaml(text, f"override {override!r}")
