@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from holdfast.cli.options import Arg, Json, Opt, Revision, TrustRemoteCode
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, interruptible, note_loading, quiet_libraries, say, say_json
+from holdfast.cli.terminal import duration, interruptible, quiet_libraries, say, say_json
 from holdfast.core.errors import InfeasibleError
 from holdfast.core.percent import exact_percent
 from holdfast.defaults import block
@@ -56,13 +56,12 @@ def align(
 
     further = [] if prompts is None else read_prompts(prompts, revision=None)
     # Only now the slow part: a mistake on the command line is reported before torch is loaded.
-    note_loading()
+    quiet_libraries()
     from holdfast.runs.stages.align import AlignSettings, align_model, keep_freed_memory
     from holdfast.screening.asking import told_by
 
     given = {"steps": steps, "learning_rate": learning_rate, "refusal_share": refusal_share, "batch": batch_size}
     settings = AlignSettings(seed=seed, **{name: value for name, value in given.items() if value is not None})
-    quiet_libraries()
     keep_freed_memory()
     advice = "replies and steps are kept, and the same command goes on with them"
     with interruptible(advice), show_progress() as progress:

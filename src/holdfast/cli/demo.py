@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from holdfast.cli.options import Arg, Json, Opt
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import columns, duration, note, note_loading, quiet_libraries, say, say_json
+from holdfast.cli.terminal import columns, duration, note, quiet_libraries, say, say_json
 from holdfast.core.percent import percent
 from holdfast.data.examples import prompt_text
 
@@ -71,11 +71,10 @@ def demo(
       holdfast demo --fast
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads that spin take the time of other processes
-    note_loading()
+    quiet_libraries()
     from holdfast.demo.data import FAST, DemoSettings
     from holdfast.demo.story import draw, run_demo
 
-    quiet_libraries()
     with show_progress() as progress:
         result = run_demo(output, FAST if fast else DemoSettings(), say=note, listener=progress)
     draw(result, output / PICTURE)

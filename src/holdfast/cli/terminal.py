@@ -43,12 +43,6 @@ def note(text: str) -> None:
     print(_encodable(shown(text), sys.stderr.encoding), file=sys.stderr, flush=True)
 
 
-def note_loading() -> None:
-    """On a terminal, say that the libraries are being loaded: it takes many seconds, and nothing else is to be seen."""
-    if sys.stderr.isatty():
-        note("loading torch and TRL ...")
-
-
 def say_json(value: Any) -> None:
     """Print strict JSON to stdout, ASCII only and without secrets."""
     print(json.dumps(redact(value), indent=2, allow_nan=False))
@@ -75,6 +69,8 @@ def require_verdict(passed: bool) -> None:
 
 def quiet_libraries() -> None:
     """Silence bars and notices of the libraries below us; show our own messages as plain lines."""
+    if sys.stderr.isatty() and "torch" not in sys.modules:  # it takes many seconds, and nothing else is to be seen
+        note("loading torch and TRL ...")
     import datasets
     import transformers
 

@@ -11,16 +11,7 @@ from holdfast.certification.kept import degraded_words, failures, stored_figures
 from holdfast.cli.check import left_out
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import (
-    duration,
-    interruptible,
-    note,
-    note_loading,
-    quiet_libraries,
-    require_verdict,
-    say,
-    say_json,
-)
+from holdfast.cli.terminal import duration, interruptible, note, quiet_libraries, require_verdict, say, say_json
 from holdfast.core.percent import exact_percent, percent, percent_up
 
 if TYPE_CHECKING:
@@ -54,10 +45,9 @@ def train(
 
     constrains = DEFENSES[config.defense.name].constrains
     # Only now the slow part: a mistake in the file is reported before torch's models and TRL are loaded.
-    note_loading()
+    quiet_libraries()
     from holdfast.runs.pipeline import run as run_pipeline
 
-    quiet_libraries()
     advice = "`--resume` continues from the newest checkpoint, or starts anew where none was saved"
     with interruptible(advice), show_progress() as progress:
         result = run_pipeline(config, resume=resume, listeners=[progress], trust_remote_code=trust_remote_code)

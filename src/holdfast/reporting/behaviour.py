@@ -10,7 +10,7 @@ from holdfast.core.errors import CheckpointError, ConfigError, DataError
 from holdfast.core.percent import exact_percent, percent
 from holdfast.reporting.evidence import Evidence
 from holdfast.reporting.fields import Fields
-from holdfast.reporting.svg import Scale, Size, element, line, percent_grid, picture, text
+from holdfast.reporting.svg import Scale, Size, element, grid, line, picture, text
 
 ROW = 46
 LABELS = {"refusals_kept": "refusals", "answers_kept": "answers", "coverage": "coverage"}
@@ -98,7 +98,7 @@ def kept_chart(figures: Mapping[str, Kept], width: int, css: str) -> Markup:
     size = Size(width, 68 + ROW * len(figures), left=92 if width > 500 else 74, right=30, top=26, bottom=42)
     lowest = min([1 - one.limit for one in figures.values()] + [one.low for one in figures.values() if one.of])
     x = Scale(max(0.0, lowest - 0.05), 1.0, size.left, size.width - size.right)
-    bottom, parts = size.height - size.bottom, percent_grid(x, size)
+    bottom, parts = size.height - size.bottom, grid(x, size)
     for number, (name, one) in enumerate(figures.items()):
         parts += _row(name, one, x, size.top + number * ROW)
     parts.append(text("share of groups kept", (x.start + x.end) / 2, bottom + 34, "muted", "middle"))

@@ -13,17 +13,8 @@ from typing import Any
 
 import yaml
 
-from holdfast.core.adapter_card import (
-    ADAPTER_FILES,
-    CARD_MARKER,
-    HUB_ID,
-    MODEL_FILES,
-    MODEL_NAME,
-    TASK,
-    kept_results,
-    loading_note,
-    model_index,
-)
+from holdfast.core import adapter_card
+from holdfast.core.adapter_card import CARD_MARKER, HUB_ID
 from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.core.files import write_text
 from holdfast.records.stored_evidence import Binding
@@ -102,7 +93,7 @@ def card_text(evidence: Evidence) -> str:
     found = verdict(evidence)
     parts = [
         f"---\n{front}\n---\n{MARKER}",
-        f"# {MODEL_NAME}",
+        f"# {adapter_card.MODEL_NAME}",
         markdown(headline(evidence)),
         f"**{markdown(found.title)}.** {markdown(found.reason)}",
         markdown(claim(evidence), CLAIM_LENGTH),
@@ -112,7 +103,7 @@ def card_text(evidence: Evidence) -> str:
         "## How it was made",
         "\n".join(f"- {markdown(name)}: {markdown(_public(value))}" for name, value in facts(evidence))
         or "Not recorded.",
-        *([note] if (note := loading_note(evidence.folder / "adapter")) else []),
+        *([note] if (note := adapter_card.loading_note(evidence.folder / "adapter")) else []),
         "## What this does not say",
         _LIMITS,
         "The whole report is in report.html of the run folder.",
@@ -171,9 +162,12 @@ def front_matter(evidence: Evidence) -> dict[str, Any]:
     model = config.get("model")
     if isinstance(model, str) and HUB_ID.fullmatch(model) and not Path(model).exists():
         front |= {"base_model": model, "base_model_relation": "adapter" if adapter else "finetune"}
-    results = [*(_certified(one) for one in evidence.sets if _counts(one)), *kept_results(kept_figures(evidence))]
+    results = [
+        *(_certified(one) for one in evidence.sets if _counts(one)),
+        *adapter_card.kept_results(kept_figures(evidence)),
+    ]
     if results:
-        front["model-index"] = model_index(results)
+        front["model-index"] = adapter_card.model_index(results)
     return front
 
 
@@ -195,7 +189,7 @@ def _certified(one: SafetyEvidence) -> dict[str, Any]:
     bound = {
         "type": "certified_upper_bound", "name": BOUNDS[record.by], "value": float(record.upper_bound), "args": values,
     }  # fmt: skip
-    return {"task": dict(TASK), "dataset": CLOSED, "metrics": [bound]}
+    return {"task": dict(adapter_card.TASK), "dataset": CLOSED, "metrics": [bound]}
 
 
 CARD, ADAPTER_CONFIG, BASE = "README.md", "adapter_config.json", "base_model_name_or_path"
@@ -214,7 +208,7 @@ def push_to_hub(run: str | Path, repository: str, *, private: bool = False) -> s
         raise ConfigError(f"{repository!r} is no repository of a hub", remedy="write it as OWNER/NAME")
     evidence = read_evidence(Path(run))
     folder = evidence.folder / ("adapter" if (evidence.folder / "adapter").is_dir() else "model")
-    names = ADAPTER_FILES if folder.name == "adapter" else MODEL_FILES
+    names = adapter_card.ADAPTER_FILES if folder.name == "adapter" else adapter_card.MODEL_FILES
     found = [path for path in sorted(folder.glob("*")) if any(fnmatch(path.name, name) for name in names)]
     files = [path for path in found if path.is_file() and not path.is_symlink()]  # a link may lead anywhere
     weights = any(path.suffix == ".safetensors" for path in files) and not folder.is_symlink()

@@ -96,10 +96,19 @@ def tick_label(value: float) -> str:
     return f"{value:,.6g}".replace("-", MINUS)
 
 
-def percent_grid(x: Scale, size: Size) -> list[Markup]:
+def grid(x: Scale, size: Size) -> list[Markup]:
     """Upright lines at round shares from the top margin to the bottom one, and the shares below them."""
     bottom, values = size.height - size.bottom, ticks(x.low, x.high, 4 if size.narrow else 6)
     marks = (
         (line(x(v), size.top, x(v), bottom, "grid"), tick_text(percent(v), x(v), bottom + 18, size)) for v in values
     )
     return [part for both in marks for part in both]
+
+
+def x_axis(x: Scale, y: float, size: Size, words: str, about: int, *, whole: bool = False) -> list[Markup]:
+    """A line at the height `y` with about so many labels, only `whole` numbers on request, and words below."""
+    parts = [line(size.left, y, size.width - size.right, y, "axis")]
+    for value in ticks(x.low, x.high, about):
+        if not whole or value == int(value):
+            parts += [line(x(value), y, x(value), y + 4, "axis"), tick_text(tick_label(value), x(value), y + 17, size)]
+    return [*parts, text(words, (size.left + size.width - size.right) / 2, y + 36, "muted", "middle")]

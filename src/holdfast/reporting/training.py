@@ -11,7 +11,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from holdfast.core.percent import exact_percent, percent
-from holdfast.reporting.svg import Scale, Size, element, line, picture, polyline, text, tick_label, tick_text, ticks
+from holdfast.reporting.svg import Scale, Size, element, line, picture, polyline, text, tick_label, ticks, x_axis
 
 MAX_COLUMNS = 240
 EVENTS = {
@@ -84,12 +84,7 @@ def training_chart(found: Course, alpha: float, width: int, css: str) -> Markup:
         *_panel(found.steps, m, "curve lambda", x, 22 + 2 * (panel + gap), panel, "multiplier λ", None),
         *_marks(found, kinds, x, strip, size),
     ]  # fmt: skip
-    for value in ticks(x.low, x.high, 4 if narrow else 8):
-        if value == int(value):
-            parts.append(line(x(value), bottom, x(value), bottom + 4, "axis"))
-            parts.append(tick_text(tick_label(value), x(value), bottom + 17, size))
-    parts.append(line(left, bottom, width - 14, bottom, "axis"))
-    parts.append(text("training step", (left + width - 14) / 2, bottom + 35, "muted", "middle"))
+    parts += x_axis(x, bottom, size, "training step", 4 if narrow else 8, whole=True)
     spoken = ", ".join(f"{name} {n}" for name, n in found.counts.items())
     last_g, last_m = (f"{v[-1]:.4g}" if v.size and math.isfinite(v[-1]) else "unknown" for v in (g, m))
     about = f"{len(found.steps)} steps. Events: {spoken or 'none'}. Last g {last_g}, last multiplier {last_m}."

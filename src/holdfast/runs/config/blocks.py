@@ -3,17 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_serializer
+from pydantic.functional_validators import AfterValidator, BeforeValidator, field_validator, model_validator
 
 from holdfast.defaults import default
 from holdfast.screening.settings import AUTO
