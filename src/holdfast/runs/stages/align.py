@@ -30,8 +30,7 @@ from holdfast.models.content import content_of
 from holdfast.models.handle import DType, fast_dtype, load_pair
 from holdfast.models.lora_layers import named_targets
 from holdfast.runs.stages.alignment_rows import ORDINARY, AlignmentPrompts, answer_rows, bundled_prompts, refusal_rows
-from holdfast.runs.stages.run_folder import whole_folder
-from holdfast.runs.stages.unfinished_alignment import RECORD, UnfinishedAlignment
+from holdfast.runs.stages.run_folder import ALIGNMENT, UnfinishedAlignment, whole_folder
 from holdfast.screening.asking import Asker, Sorted, Told, asker_of
 
 LEAST_REFUSALS = 0.5  # of held-out probes: an alignment below it has failed
@@ -132,7 +131,7 @@ def align_model(
 ) -> Alignment:  # fmt: skip
     """Teach a chat model to refuse, write it as an ordinary model folder (or adapter), and measure it.
 
-    One that was interrupted goes on (`unfinished_alignment`), and a model that was written is only measured. `prompts`
+    One that was interrupted goes on (`UnfinishedAlignment`), and a model that was written is only measured. `prompts`
     are refused beside the bundled ones; `dtype` is by default what this machine is fast in; `listener` receives a row a
     step, as in events.jsonl, and `told` what is asked, how many replies there are and how many there will be.
     """
@@ -169,7 +168,7 @@ def align_model(
     now = content_of(target, trust_remote_code=trust_remote_code)
     figures = measured(used.held_out, asker_of(aligned, tokenizer, model_sha256=now.sha256, told=told))
     record = {**record, "model_sha256": now.sha256, "figures": figures.as_json()}
-    write_sealed(target / RECORD, record)
+    write_sealed(target / ALIGNMENT, record)
     return Alignment(target, figures, record)
 
 
@@ -182,7 +181,7 @@ def _write(target: Path, trained: Any, tokenizer: Any, record: Mapping[str, Any]
         if not adapter:
             aligned.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        write_sealed(folder / RECORD, record)
+        write_sealed(folder / ALIGNMENT, record)
     return aligned
 
 
@@ -237,8 +236,8 @@ def train_rows(
         if unfinished is None:
             folder, saving, interruption = stack.enter_context(tempfile.TemporaryDirectory()), {}, None
         else:  # a first signal ends the training after the current step, saved
-            folder, interruption = unfinished.run.checkpoints, stack.enter_context(Interruption())
-            saving = {"run_dir": str(unfinished.run.path), "save_strategy": "steps", "save_total_limit": 1}
+            folder, interruption = unfinished.checkpoints, stack.enter_context(Interruption())
+            saving = {"run_dir": str(unfinished.path), "save_strategy": "steps", "save_total_limit": 1}
             saving |= {"save_steps": settings.save_steps}
         arguments = short_run(
             folder, stage="align", seed=settings.seed, max_steps=settings.steps, learning_rate=settings.learning_rate,
@@ -252,7 +251,7 @@ def train_rows(
         listen(trainer, [] if listener is None else [listener])
         if interruption is not None:  # after the listeners: a signal that comes while they listen is seen in this step
             trainer.add_callback(interruption)
-        trainer.train(resume_from_checkpoint=True if unfinished is not None and unfinished.goes_on else None)
+        trainer.train(resume_from_checkpoint=True if unfinished is not None and unfinished.has_checkpoints() else None)
         if interruption is not None and interruption.requested:
             raise KeyboardInterrupt
         return trainer.model
@@ -270,13 +269,13 @@ def _written(target: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
     """The record of an alignment that is only to be measured; None where there is none, and else it is refused."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
-    if (target / RECORD).is_file():
-        record = read_sealed(target / RECORD)
+    if (target / ALIGNMENT).is_file():
+        record = read_sealed(target / ALIGNMENT)
         if record.get("figures") is None and record.get("inputs") == inputs:
             return record
     begun = ", and holds an alignment that is finished or was begun with other settings"
     raise ConfigError(
-        f"output folder {target} exists" + (begun if (target / RECORD).is_file() else ""),
+        f"output folder {target} exists" + (begun if (target / ALIGNMENT).is_file() else ""),
         remedy="name a new folder, or delete this one",
     )
 

@@ -12,18 +12,20 @@ import yaml
 from safetensors import SafetensorError
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
-from holdfast.core.file_lock import LOCK_FILE
+from holdfast.core.file_lock import LOCK_FILE, RunLock
 from holdfast.core.files import fsync_path, read_plain_file, write_text
 from holdfast.core.ranks import barrier, rank
+from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.data.examples import Example
 from holdfast.records.stored_evidence import believed_result
 from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.runs.config.load import todays_spelling
 from holdfast.runs.stages.estimate import disk_of_rows
-from holdfast.training.checkpoint_store import CheckpointStore
+from holdfast.training.checkpoint_store import CheckpointStore, fingerprint_differences, step_of
 
 logger = logging.getLogger(__name__)
 
+ALIGNMENT = "alignment.json"  # what an alignment was begun with, and its figures
 MAX_LISTED = 20
 MUCH_DISK = 2**28  # bytes of task rows from which on they are worth a line
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -134,6 +136,56 @@ class RunFolder:
     def has_checkpoints(self) -> bool:
         """Whether a checkpoint was ever committed, be it damaged: a resume must look, never silently start anew."""
         return any(not path.name.startswith(".tmp-") for path in self.checkpoints.glob("*checkpoint-*"))
+
+
+class UnfinishedAlignment(RunFolder):
+    """What an alignment to `target` leaves beside it until it is done: its last checkpoint, rows, and `inputs`.
+
+    The same command goes on from there. The output folder is only ever a whole model; once it is, this one is removed.
+    """
+
+    def __init__(self, target: Path, inputs: Mapping[str, Any]) -> None:
+        place = target.absolute()
+        super().__init__(place.with_name(f"{place.name}.unfinished"))
+        self._record, self._inputs = self.path / ALIGNMENT, dict(inputs)
+
+    @property
+    def steps(self) -> int:
+        """The steps of the last checkpoint; 0 where there is none."""
+        committed = CheckpointStore(self.checkpoints).checkpoints()
+        return step_of(committed[-1]) if committed else 0
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """A context for one process, refused in a folder of something else; without a checkpoint it leaves nothing."""
+        with RunLock(self.path):
+            self._require_own()
+            try:
+                write_sealed(self._record, {"inputs": self._inputs})
+                yield
+            finally:
+                if not self.has_checkpoints():
+                    self.remove()
+
+    def remove(self) -> None:
+        """Delete the folder, if it is there and an alignment's."""
+        if self._record.is_file():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def _require_own(self) -> None:
+        if not self._record.is_file():
+            # Beside the lock there may be what a process left that was killed while it wrote the record.
+            if any(e.name != LOCK_FILE and not e.name.startswith(f".{ALIGNMENT}.") for e in self.path.iterdir()):
+                what = f"{self.path}, where unfinished steps are kept, is not empty and holds no alignment"
+                raise ConfigError(what, remedy="delete it, or name another folder with --output")
+            return
+        differing = fingerprint_differences(read_sealed(self._record).get("inputs", {}), self._inputs)
+        if differing and self.has_checkpoints():
+            listed = "; ".join(f"{key}: stored {old}, now {new}" for key, (old, new) in differing.items())
+            raise CheckpointError(
+                f"{self.path} holds an unfinished alignment with other settings: {listed}",
+                remedy="restore these settings to go on with it, or delete that folder to start anew",
+            )
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
