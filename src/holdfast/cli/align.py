@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from holdfast.cli.options import Arg, Json, Opt, Revision, TrustRemoteCode
 from holdfast.cli.progress import show_progress
@@ -60,7 +60,12 @@ def align(
     from holdfast.runs.stages.align import AlignSettings, align_model, keep_freed_memory
     from holdfast.screening.asking import told_by
 
-    given = {"steps": steps, "learning_rate": learning_rate, "refusal_share": refusal_share, "batch": batch_size}
+    given: dict[str, Any] = {
+        "steps": steps,
+        "learning_rate": learning_rate,
+        "refusal_share": refusal_share,
+        "batch": batch_size,
+    }
     settings = AlignSettings(seed=seed, **{name: value for name, value in given.items() if value is not None})
     keep_freed_memory()
     advice = "replies and steps are kept, and the same command goes on with them"

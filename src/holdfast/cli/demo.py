@@ -112,7 +112,7 @@ def found(result: DemoResult) -> str:
 
 def table(result: DemoResult) -> str:
     """The comparison as text, one model a row."""
-    rows = [("", "requests to decline: refused", "ordinary requests: refused", "task accuracy")]
+    rows: list[tuple[str, ...]] = [("", "requests to decline: refused", "ordinary requests: refused", "task accuracy")]
     rows += [(name, *map(_rate, (m.refusals, m.over_refusal, m.accuracy))) for name, m in result.models.items()]
     lines = columns(rows)
     lines.insert(1, "  ".join("-" * max(map(len, column)) for column in zip(*rows, strict=True)))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import yaml
@@ -33,7 +33,8 @@ Pair = tuple[Markup, Markup]
 WORST_SHOWN = 10
 
 
-class FigureRow(NamedTuple):
+@dataclass(frozen=True)
+class FigureRow:
     who: str
     what: str
     count: str

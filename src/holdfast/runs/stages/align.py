@@ -234,7 +234,7 @@ def train_rows(
     )
     with ExitStack() as stack:
         if unfinished is None:
-            folder, saving, interruption = stack.enter_context(tempfile.TemporaryDirectory()), {}, None
+            folder, saving, interruption = Path(stack.enter_context(tempfile.TemporaryDirectory())), {}, None
         else:  # a first signal ends the training after the current step, saved
             folder, interruption = unfinished.checkpoints, stack.enter_context(Interruption())
             saving = {"run_dir": str(unfinished.path), "save_strategy": "steps", "save_total_limit": 1}
