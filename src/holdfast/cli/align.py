@@ -42,11 +42,9 @@ def align(
 ) -> None:
     """Teach a model to refuse, where it refuses too little.
 
-    It is trained on refusals of bundled probes together with its own ordinary answers, and measured.
-
-    For models that refuse too little to hold. What it reached is measured on kinds of prompts that it was not trained
-    on. Under 50 % refusals of probes, or 20 % or more of everyday, borderline or task prompts, ends with exit code 4.
-    The model is written in any case.
+    It is trained on refusals of bundled probes together with its own ordinary answers, and measured on kinds of prompts
+    that it was not trained on. Under 50 % refusals of probes, or 20 % or more of everyday, borderline or task prompts,
+    ends with exit code 4. The model is written in any case.
 
     \b
     Example:
@@ -60,13 +58,9 @@ def align(
     from holdfast.runs.stages.align import AlignSettings, align_model, keep_freed_memory
     from holdfast.screening.asking import told_by
 
-    given: dict[str, Any] = {
-        "steps": steps,
-        "learning_rate": learning_rate,
-        "refusal_share": refusal_share,
-        "batch": batch_size,
-    }
-    settings = AlignSettings(seed=seed, **{name: value for name, value in given.items() if value is not None})
+    given: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "refusal_share": refusal_share}
+    given = {name: value for name, value in (given | {"batch": batch_size}).items() if value is not None}
+    settings = AlignSettings(seed=seed, **given)
     keep_freed_memory()
     advice = "replies and steps are kept, and the same command goes on with them"
     with interruptible(advice), show_progress() as progress:

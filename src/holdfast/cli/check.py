@@ -16,9 +16,7 @@ def check(
     skip_bad: SkipBad = False,
     json: Json = False,
 ) -> None:
-    """Check settings, data and size of a run, without a GPU.
-
-    No weights are needed either.
+    """Check settings, data, size of a run: no GPU, no weights.
 
     \b
     Example:

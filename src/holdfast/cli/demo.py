@@ -32,10 +32,8 @@ def init(
 ) -> None:
     """Write task.jsonl and run.yaml for a first run.
 
-    The task is mild data of our own, a twelfth of it poisoned; the run file has three lines. It asks you nothing.
-
-    For the embedded model the run file has the sizes of a trial on a CPU too, and beside it is an adapter that lets it
-    refuse.
+    The task is mild data of our own, a twelfth of it poisoned; the run file has three lines. It asks you nothing. For the
+    embedded model it has the sizes of a trial on a CPU too, and beside it is an adapter that lets the model refuse.
 
     \b
     Example:
@@ -62,9 +60,8 @@ def demo(
 ) -> None:
     """Compare plain SFT with holdfast on a small model.
 
-    A poisoned file is screened, and the embedded model is fine-tuned on it by plain SFT and by holdfast.
-
-    The embedded model was aligned beforehand, by a shipped adapter, so that there is a behaviour to keep.
+    A poisoned file is screened, and the embedded model is fine-tuned on it by plain SFT and by holdfast. It was aligned
+    beforehand, by a shipped adapter, so that there is a behaviour to keep.
 
     \b
     Example:

@@ -37,9 +37,8 @@ def screen(
 ) -> None:
     """List the rows of a file that teach what a model refuses.
 
-    The model is asked the prompts of the file; the sets to hold are written too.
-
-    A killed run goes on where it stopped. Files with text are readable by their owner alone.
+    The model is asked the prompts of the file; the sets to hold are written too. A killed run goes on where it stopped.
+    Files with text are readable by their owner alone.
 
     \b
     Example:
