@@ -32,8 +32,8 @@ def init(
 ) -> None:
     """Write task.jsonl and run.yaml for a first run.
 
-    The task is mild data of our own, a twelfth of it poisoned; the run file has three lines. It asks you nothing. For the
-    embedded model it has the sizes of a trial on a CPU too, and beside it is an adapter that lets the model refuse.
+    The task is mild data of our own, a twelfth of it poisoned; the run file has three lines. It asks you nothing. For
+    the embedded model it has the sizes of a trial on a CPU too, and beside it is an adapter that lets it refuse.
 
     \b
     Example:

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import set_seed
 
 from holdfast.certification.binomial import Rate
 from holdfast.core.errors import ConfigError
@@ -30,8 +33,10 @@ from holdfast.models.content import content_of
 from holdfast.models.handle import DType, fast_dtype, load_pair
 from holdfast.models.lora_layers import named_targets
 from holdfast.runs.stages.alignment_rows import ORDINARY, AlignmentPrompts, answer_rows, bundled_prompts, refusal_rows
+from holdfast.runs.stages.finetune import Interruption, listen, short_run
 from holdfast.runs.stages.run_folder import ALIGNMENT, UnfinishedAlignment, whole_folder
 from holdfast.screening.asking import Asker, Sorted, Told, asker_of
+from holdfast.training.trainer import SafeSFTTrainer
 
 LEAST_REFUSALS = 0.5  # of held-out probes: an alignment below it has failed
 MOST_OVER_REFUSAL = 0.2  # of the held-out prompts of each ordinary source: an alignment that reaches it has failed
@@ -220,13 +225,6 @@ def train_rows(
     unfinished: UnfinishedAlignment | None = None,
 ) -> Any:  # fmt: skip
     """The model with a LoRA adapter, trained on the rows in their order, from the checkpoint in `unfinished` if any."""
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import set_seed
-
-    from holdfast.runs.stages.finetune import Interruption, listen, short_run
-    from holdfast.training.trainer import SafeSFTTrainer
-
     set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
     data = Dataset.from_dict({"input_ids": [list(r.input_ids) for r in rows], "labels": [list(r.labels) for r in rows]})
     lora = LoraConfig(
