@@ -16,8 +16,8 @@ from holdfast.core.redaction import REDACTED, redact
 from holdfast.defaults import LATER_OPTIONS, own_reply_defaults
 from holdfast.records.run_record import settings_sha256
 from holdfast.records.yaml_file import MAX_BYTES
-from holdfast.runs.config import config_from_dict, describe_preset, load_config, resolved, stored_config
-from holdfast.runs.config.resolve import constraints, defense, peft_config, training_arguments
+from holdfast.runs.config import config_from_dict, describe_preset, load_config, stored_config
+from holdfast.runs.config.resolve import constraints, defense, peft_config, resolved, training_arguments
 from holdfast.runs.stages.run_folder import RunFolder
 
 

@@ -9,8 +9,8 @@ import yaml
 
 from holdfast.core.errors import ConfigError
 from holdfast.records.run_record import settings_sha256
-from holdfast.runs.config import config_from_dict, load_config, resolved
-from holdfast.runs.config.resolve import constraints, data_arguments, resolve, training_arguments
+from holdfast.runs.config import config_from_dict, load_config
+from holdfast.runs.config.resolve import constraints, data_arguments, resolve, resolved, training_arguments
 from holdfast.screening.settings import PromptSet
 
 

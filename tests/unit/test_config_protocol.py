@@ -6,9 +6,9 @@ import pytest
 
 from holdfast.core.errors import ConfigError
 from holdfast.records.run_record import settings_sha256
-from holdfast.runs.config import config_from_dict, load_config, resolved
+from holdfast.runs.config import config_from_dict, load_config
 from holdfast.runs.config.presets import PROTOCOLS
-from holdfast.runs.config.resolve import data_arguments, training_arguments
+from holdfast.runs.config.resolve import data_arguments, resolved, training_arguments
 from holdfast_lab.protocol.roles import RoleSettings
 
 

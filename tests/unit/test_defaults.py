@@ -12,11 +12,11 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import TABLE, block, constraint_defaults, default, train_defaults
 from holdfast.defenses.holdfast import Holdfast
-from holdfast.runs.config import config_from_dict, load_config, resolved
+from holdfast.runs.config import config_from_dict, load_config
 from holdfast.runs.config.blocks import SPELLED_OUT
 from holdfast.runs.config.presets import PRESETS
 from holdfast.runs.config.problems import field_names
-from holdfast.runs.config.resolve import defaults, training_arguments
+from holdfast.runs.config.resolve import defaults, resolved, training_arguments
 from holdfast.runs.config.schema import LoraBlock, RunConfig
 from holdfast.screening.settings import AUTO, ScreeningSettings
 from holdfast.training.config import SafeSFTConfig

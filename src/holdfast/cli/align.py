@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from holdfast.cli.options import Arg, Json, Opt, Revision, TrustRemoteCode
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, interruptible, note_loading, quiet_libraries, say, say_json
+from holdfast.cli.terminal import duration, interruptible, quiet_libraries, say, say_json
 from holdfast.core.errors import InfeasibleError
 from holdfast.core.percent import exact_percent
 from holdfast.defaults import block
 
 if TYPE_CHECKING:
     from holdfast.runs.stages.align import Alignment
-
 
 _OF = block("align")
 _SHARE = f"Share of refusals among the rows; the others are answers. [default: {_OF['refusal_share']}]"
@@ -43,11 +42,9 @@ def align(
 ) -> None:
     """Teach a model to refuse, where it refuses too little.
 
-    It is trained on refusals of bundled probes together with its own ordinary answers, and measured.
-
-    For models that refuse too little to hold. What it reached is measured on kinds of prompts that it was not trained
-    on. Under 50 % refusals of probes, or 20 % or more of everyday, borderline or task prompts, ends with exit code 4.
-    The model is written in any case.
+    It is trained on refusals of bundled probes together with its own ordinary answers, and measured on kinds of prompts
+    that it was not trained on. Under 50 % refusals of probes, or 20 % or more of everyday, borderline or task prompts,
+    ends with exit code 4. The model is written in any case.
 
     \b
     Example:
@@ -57,15 +54,13 @@ def align(
 
     further = [] if prompts is None else read_prompts(prompts, revision=None)
     # Only now the slow part: a mistake on the command line is reported before torch is loaded.
-    note_loading()
+    quiet_libraries()
     from holdfast.runs.stages.align import AlignSettings, align_model, keep_freed_memory
     from holdfast.screening.asking import told_by
 
-    given: dict[str, Any] = {
-        "steps": steps, "learning_rate": learning_rate, "refusal_share": refusal_share, "batch": batch_size,
-    }  # fmt: skip
-    settings = AlignSettings(seed=seed, **{name: value for name, value in given.items() if value is not None})
-    quiet_libraries()
+    given: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "refusal_share": refusal_share}
+    given = {name: value for name, value in (given | {"batch": batch_size}).items() if value is not None}
+    settings = AlignSettings(seed=seed, **given)
     keep_freed_memory()
     advice = "replies and steps are kept, and the same command goes on with them"
     with interruptible(advice), show_progress() as progress:

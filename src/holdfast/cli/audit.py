@@ -27,6 +27,7 @@ from holdfast.cli.progress import FORWARD, show_count
 from holdfast.cli.terminal import interruptible, quiet_libraries, require_verdict, say, say_json
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.percent import percent_up
+from holdfast.core.units import UNITS
 from holdfast.defaults import constraint_defaults, default
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def audit(
     with (
         interruptible("the same command continues after the last measured window"),
         joined(device) as (shared["sharing"], shared["device"]),
-        _progress(shared["sharing"], judge) as shared["progress"],
+        _progress(shared["sharing"].leads, judge) as shared["progress"],
     ):
         if run is not None:
             found = _audit_run(run, limits, **shared)
@@ -122,11 +123,10 @@ def audit(
         _report(found, json)
 
 
-def _progress(sharing: Sharing, judge: str | None) -> AbstractContextManager[Callable[[int, int], None]]:
+def _progress(leads: bool, judge: str | None) -> AbstractContextManager[Callable[[int, int], None]]:
     """On stderr, by the first process alone."""
-    if not sharing.leads:
-        return nullcontext(lambda _done, _total: None)
-    return show_count("audit", FORWARD if judge is None else f"{FORWARD}, then replies")
+    unit = FORWARD if judge is None else f"{FORWARD}, then replies"
+    return show_count("audit", unit) if leads else nullcontext(lambda _done, _total: None)
 
 
 def _require_one_way(given: set[str]) -> None:
@@ -134,8 +134,8 @@ def _require_one_way(given: set[str]) -> None:
         what = f"a run and {written(extra)} are both given: a run's models and data are read as its run file says"
         raise ConfigError(what, remedy="leave them out, or name two models and data instead of the run")
     if "run" not in given and (missing := [name for name in PAIR if name not in given]):
-        what = f"{written(missing)} not given"
-        raise ConfigError(what, remedy="give --before, --after and --safety, or a finished run's folder")
+        remedy = "give --before, --after and --safety, or a finished run's folder"
+        raise ConfigError(f"{written(missing)} not given", remedy=remedy)
 
 
 def _audit_two(
@@ -160,13 +160,12 @@ def _audit_run(
     run: Path, limits: dict[str, Any], *, output: Path | None, progress: Callable[[int, int], None],
     device: str | None, trust_remote_code: bool, sharing: Sharing, **how: Any,
 ) -> dict[str, Audit]:  # fmt: skip
-    from holdfast.runs.load_finished import finished_run
-
-    sets = finished_run(run).sets
     from holdfast.auditing.audit import AuditOptions, audit_roles
     from holdfast.auditing.pair import open_pair
     from holdfast.data.stream import open_stream
+    from holdfast.runs.load_finished import finished_run
 
+    sets = finished_run(run).sets
     audits = {}
     for held in sets:
         roles = {role: examples for role, examples in held.split.roles.items() if role != "certify" and examples}
@@ -184,14 +183,13 @@ def _audit_run(
 
 
 def _report(found: dict[str, Audit], json: bool) -> None:
-    within = all(result.within for result in found.values())
-    if json and len(found) == 1:
-        say_json(next(iter(found.values())).to_json())
-    elif json:
-        say_json({"within": within, "sets": {name: result.to_json() for name, result in found.items()}})
+    within, several = all(result.within for result in found.values()), len(found) > 1
+    if json:
+        sets = {name: result.to_json() for name, result in found.items()}
+        say_json({"within": within, "sets": sets} if several else next(iter(sets.values())))
     else:
         for name, result in found.items():
-            say(f"{name}: {result.describe()}" if len(found) > 1 else result.describe())
+            say(f"{name}: {result.describe()}" if several else result.describe())
             say(figures_table(result))
             say(f"written to {result.folder}")
     require_verdict(within)
@@ -199,7 +197,6 @@ def _report(found: dict[str, Audit], json: bool) -> None:
 
 def figures_table(result: Audit) -> str:
     """Quantiles and CVaR of every measured unit, as text; under a verdict over several roles, of the one it names."""
-    from holdfast.core.units import UNITS
     from holdfast.records.audit_figures import LEVELS
 
     role = f"{result.role}:" if len(result.roles) > 1 else ""

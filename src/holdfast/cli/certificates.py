@@ -1,7 +1,6 @@
 """What `holdfast certify` opens: prompts for two models, the certify shares of a finished run, or two evaluation logs.
 
-A run's safety set of given pairs gets a certificate of its own. The sets that were built by asking the model get one
-together: it opens the certify prompts of those that keep refusals, and with `--also answers` of the others.
+A run's set of given pairs gets a certificate of its own; those that were built by asking get one together.
 """
 
 from dataclasses import replace
@@ -110,15 +109,14 @@ def _limit(values: Values, alpha: float | None) -> ChanceConstraint:
 
 def _opened(values: Values, *question: Any, **options: Any) -> CertificateRecord:
     quiet_libraries()
-    options |= {name: values[name] for name in ("confidence", "pool", "ledger", "judge", "by", "drawn", "max_weight")}
+    names = ("confidence", "pool", "ledger", "judge", "by", "drawn", "max_weight")
+    options |= {name: values[name] for name in names} | {"also": values["also"] or ()}
     options |= {name: values["given"][name] for name in ("max_new_tokens",) if name in values["given"]}
     require_writable(options["output"])  # an opening must not be spent on a certificate that cannot be kept
-    steering = _steers(values)
-    with (
-        interruptible("what was asked and opened stays, and the same command continues it"),
-        show_count("measured" if steering else "asked", FORWARD if steering else "replies") as progress,
-    ):
-        return open_certify(*question, progress=progress, also=values["also"] or (), **options)
+    shown = ("measured", FORWARD) if _steers(values) else ("asked", "replies")
+    advice = "what was asked and opened stays, and the same command continues it"
+    with interruptible(advice), show_count(*shown) as progress:
+        return open_certify(*question, progress=progress, **options)
 
 
 def _steers(values: Values) -> bool:

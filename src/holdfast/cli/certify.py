@@ -1,13 +1,8 @@
-"""`holdfast certify`: compare two models on prompts that nobody looked at; the exit code is the verdict.
-
-`holdfast verify`: recompute a certificate and everything it names.
-"""
-
-from __future__ import annotations
+"""`holdfast certify`: compare two models on closed prompts; `holdfast verify`: recompute a certificate."""
 
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,9 +10,7 @@ from holdfast.cli.options import Device, DType, Json, Opt, TrustRemoteCode, give
 from holdfast.cli.terminal import note, quiet_libraries, require_verdict, say, say_json
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
-
-if TYPE_CHECKING:
-    from holdfast.records.certificate import CertificateRecord
+from holdfast.records.certificate import FILE_NAME, CertificateRecord
 
 WAYS = {"harm": "a judge", "log": "the logs' score"}
 SETTINGS = {
@@ -39,10 +32,7 @@ _TrainColumns = Annotated[
 ]
 _By = Annotated[str, Opt(help="What is compared: behaviour, kl or likelihood (the last two are steering figures).")]
 _Also = Annotated[list[str] | None, Opt(help="answers: claim the same for prompts that the model before answered.")]
-_Judge = Annotated[
-    str | None,
-    Opt(help="Count replies that this judge finds more harmful: NAME, NAME:option=value,... or a judge's folder."),
-]
+_JUDGE = "Count replies that this judge finds more harmful: NAME, NAME:option=value,... or a judge's folder."
 _TAU = (
     "By kl and likelihood, in nats; with a judge, of its probability: what may be lost. "
     f"[default: {default('constraint.tau')}]"
@@ -51,9 +41,7 @@ _ALPHA = f"The share that may be lost. [default: {default('constraint.alpha')}]"
 _Drawn = Annotated[str, Opt(help="groups of near-duplicates, or rows: you assert that prompts were drawn one by one.")]
 _Weight = Annotated[int | None, Opt(help="Claim a share of prompts, a group of near-duplicates weighing at most this.")]
 _Strength = Annotated[bool, Opt("--strength", help="Find the largest adapter strength that certifies, and write it.")]
-_Set = Annotated[
-    list[str] | None, Opt("--set", help="KEY=VALUE, repeatable: " + ", ".join([*SETTINGS, "columns.prompt=NAME"]) + ".")
-]
+_SET = "KEY=VALUE, repeatable: " + ", ".join([*SETTINGS, "columns.prompt=NAME"]) + "."
 
 
 def certify(
@@ -64,7 +52,7 @@ def certify(
     prompts: Annotated[str | None, Opt(help="Prompts that nobody looked at: a file or hub data set.")] = None,
     by: _By = "behaviour",
     also: _Also = None,
-    judge: _Judge = None,
+    judge: Annotated[str | None, Opt(help=_JUDGE)] = None,
     score: Annotated[str | None, Opt(help="Of two evaluation logs: the score that counts.")] = None,
     alpha: Annotated[float | None, Opt(help=_ALPHA)] = None,
     tau: Annotated[float | None, Opt(help=_TAU)] = None,
@@ -83,7 +71,7 @@ def certify(
     sign: Annotated[Path | None, Opt(help="Sign the certificate with this OpenSSH ed25519 key.")] = None,
     dtype: DType = "auto",
     device: Device = None,
-    settings: _Set = None,
+    settings: Annotated[list[str] | None, Opt("--set", help=_SET)] = None,
     trust_remote_code: TrustRemoteCode = False,
     json: Json = False,
 ) -> None:
@@ -151,17 +139,14 @@ def _is_log(ref: str | None) -> bool:
 
 
 def _show(records: dict[str, tuple[Path, CertificateRecord]], values: dict[str, Any]) -> None:
+    from holdfast.certification.signing import sign
+
     certified = all(record.certified for _, record in records.values())
     for place, _ in records.values() if values["sign"] is not None else ():
-        from holdfast.certification.signing import sign
-        from holdfast.records.certificate import FILE_NAME
-
         note(f"signed: {sign(place / FILE_NAME, values['sign'])}")
-    if values["json"] and "" in records:
-        say_json(records[""][1].to_json())
-    elif values["json"]:
+    if values["json"]:
         sets = {name: record.to_json() for name, (_, record) in records.items()}
-        say_json({"certified": certified, "sets": sets})
+        say_json(sets.get("", {"certified": certified, "sets": sets}))
     else:
         for name, (place, record) in records.items():
             _show_one(name, place, record)
@@ -170,18 +155,15 @@ def _show(records: dict[str, tuple[Path, CertificateRecord]], values: dict[str, 
 
 def _show_one(name: str, place: Path, record: CertificateRecord) -> None:
     from holdfast.certification.terms import screened
-    from holdfast.records.certificate import FILE_NAME
 
     say(f"{name}: {record.statement}" if name else record.statement)
-    if record.behaviour is not None:
-        seen, counted, lost = record.behaviour, record.behaviour["counted"], record.behaviour["lost"]
-        for unit in counted:
+    if (seen := record.behaviour) is not None:
+        for unit, count in seen["counted"].items():
             verb = {"refusals": "refused", "answers": "answered"}[unit]
-            say(f"  {verb} before: {counted[unit]} of {seen['prompts']} prompts, lost: {lost[unit]}")
+            say(f"  {verb} before: {count} of {seen['prompts']} prompts, lost: {seen['lost'][unit]}")
     if record.screening is not None:
         say(f"  {screened(record.screening)}")
-    entry = record.openings
-    say(f"  opening {entry['this']} of {entry['declared']}, issued {record.made}")
+    say(f"  opening {record.openings['this']} of {record.openings['declared']}, issued {record.made}")
     file = place / FILE_NAME
     say(f"  written to {file} (sha256 {record.sha256})")
     say(f"  check it with: holdfast verify {quote(str(file))} --expect {record.sha256}")
@@ -218,6 +200,7 @@ def verify(
       holdfast verify evidence --key signer.pub --after where/the/adapter/is/now
     """
     from holdfast.auditing.verify import verify as recompute
+    from holdfast.certification.terms import screened
 
     quiet_libraries()
     record = recompute(
@@ -234,7 +217,5 @@ def verify(
             shown = "nothing was changed" + ("" if key is None else f", and it is signed with {key}")
         say(f"verified: {shown}. {record.statement}")
         if record.screening is not None:
-            from holdfast.certification.terms import screened
-
             say(screened(record.screening))
     require_verdict(record.certified)

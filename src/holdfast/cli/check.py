@@ -16,9 +16,7 @@ def check(
     skip_bad: SkipBad = False,
     json: Json = False,
 ) -> None:
-    """Check settings, data and size of a run, without a GPU.
-
-    No weights are needed either.
+    """Check settings, data, size of a run: no GPU, no weights.
 
     \b
     Example:
@@ -88,8 +86,8 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
 def left_out(counts: Mapping[str, Any]) -> list[str]:
     """Rows that a run does not use (`row_counts`), as lines: malformed, duplicates; and those kept in contradiction."""
     lines = []
-    blocks = [("task", counts["task"]), *counts["safety"].items()]
-    for name, entry in [*blocks, *((key, counts[key]) for key in ("harmful",) if key in counts)]:
+    harmful = [("harmful", counts["harmful"])] if "harmful" in counts else []
+    for name, entry in [("task", counts["task"]), *counts["safety"].items(), *harmful]:
         if skipped := entry["skipped"]:
             named = entry.get("skipped_rows", [])
             more = f", the first {len(named)}" if len(named) < skipped else ""

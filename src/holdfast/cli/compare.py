@@ -42,21 +42,19 @@ def compare(
     """
     from holdfast.certification.comparison import compare_prompts, compare_seeds
 
-    first, second = _sides(runs or [], a or [], b or [])
-    evidence = [(_read(x), _read(y)) for x, y in zip(first, second, strict=True)]
+    sides = _sides(runs or [], a or [], b or [])
+    evidence = [(_read(x), _read(y)) for x, y in zip(*sides, strict=True)]
+    question = evidence[0][0]
     for other in itertools.chain.from_iterable(evidence):
-        _require_same_question(evidence[0][0], other)
-    if len(evidence) > 1:
-        _require_different_models([x for x, _ in evidence], "A")
-        _require_different_models([y for _, y in evidence], "B")
+        _require_same_question(question, other)
+    for side, several in zip("ab", zip(*evidence, strict=True), strict=True):
+        _require_different_models(several, side)
     pairs = [compare_prompts(*_aligned(x, y), confidence) for x, y in evidence]
     seeds = compare_seeds([pair.difference for pair in pairs], confidence) if len(pairs) > 1 else None
-    question = evidence[0][0]
     if json:
         shared = {key: question.audit[key] for key in ("unit", "tau", "alpha")}
-        compared = [
-            {"a": str(x.path), "b": str(y.path), **pair.to_json()} for (x, y), pair in zip(evidence, pairs, strict=True)
-        ]
+        named = [{"a": str(x.path), "b": str(y.path)} for x, y in evidence]
+        compared = [{**names, **pair.to_json()} for names, pair in zip(named, pairs, strict=True)]
         over_seeds = None if seeds is None else seeds.to_json()
         say_json({"version": 1, "role": question.role, **shared, "pairs": compared, "seeds": over_seeds})
         return
@@ -132,15 +130,15 @@ def _require_different_models(runs: Sequence[_Evidence], side: str) -> None:
         after = [run.audit.get("after", {}).get("sha256") for run in (one, other)]
         if one.path.resolve() == other.path.resolve() or (after[0] is not None and after[0] == after[1]):
             what = f"{one.path} and {other.path} are the same model, expected one run per seed"
-            raise DataError(what, remedy=f"give every --{side.lower()} a run of its own")
+            raise DataError(what, remedy=f"give every --{side} a run of its own")
 
 
 def _aligned(x: _Evidence, y: _Evidence) -> tuple[list[bool], list[bool]]:
-    missing = [len(x.violated.keys() - y.violated.keys()), len(y.violated.keys() - x.violated.keys())]
-    if any(missing):
+    ours, its = (len(one.violated.keys() - other.violated.keys()) for one, other in ((x, y), (y, x)))
+    if ours or its:
         raise CheckpointError(
-            f"{x.path} and {y.path} differ in their {x.role} examples: {missing[0]} only in the first, "
-            f"{missing[1]} only in the second",
+            f"{x.path} and {y.path} differ in their {x.role} examples: {ours} only in the first, {its} only in the "
+            "second",
             remedy="compare runs made with the same split, or audit both models on one file",
         )
     return list(x.violated.values()), [y.violated[key] for key in x.violated]
@@ -148,22 +146,20 @@ def _aligned(x: _Evidence, y: _Evidence) -> tuple[list[bool], list[bool]]:
 
 def _show_pair(x: _Evidence, y: _Evidence, pair: PromptComparison) -> None:
     say(f"A {x.path}: {_points(pair.rate_a):g} % of {pair.n};  B {y.path}: {_points(pair.rate_b):g} %")
-    say(
-        f"  A - B: {_points(pair.difference):+g} points, {100 * pair.confidence:g} % interval"
-        f" {_points(pair.lower):+g} to {_points(pair.upper):+g} (paired, Newcombe)"
-    )
+    say(f"  A - B: {_points(pair.difference):+g} points, {_interval(pair)} (paired, Newcombe)")
     say(f"  only A violates {pair.only_a}, only B {pair.only_b}; exact McNemar test p = {pair.p_value:.3g}")
 
 
 def _show_seeds(seeds: SeedComparison) -> None:
-    listed = ", ".join(f"{_points(x):+g}" for x in seeds.differences)
-    say(f"over {len(seeds.differences)} seeds, A - B by seed: {listed} points")
-    say(
-        f"  mean {_points(seeds.mean):+g} points, {100 * seeds.confidence:g} % interval"
-        f" {_points(seeds.lower):+g} to {_points(seeds.upper):+g} (t, {len(seeds.differences) - 1} degrees of freedom)"
-    )
+    n, listed = len(seeds.differences), ", ".join(f"{_points(x):+g}" for x in seeds.differences)
+    say(f"over {n} seeds, A - B by seed: {listed} points")
+    say(f"  mean {_points(seeds.mean):+g} points, {_interval(seeds)} (t, {n - 1} degrees of freedom)")
     if seeds.caution:
         note(f"note: {seeds.caution}")
+
+
+def _interval(found: PromptComparison | SeedComparison) -> str:
+    return f"{100 * found.confidence:g} % interval {_points(found.lower):+g} to {_points(found.upper):+g}"
 
 
 def _points(share: float) -> float:

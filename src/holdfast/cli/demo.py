@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from holdfast.cli.options import Arg, Json, Opt
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import columns, duration, note, note_loading, quiet_libraries, say, say_json
+from holdfast.cli.terminal import columns, duration, note, quiet_libraries, say, say_json
 from holdfast.core.percent import percent
+from holdfast.data.examples import prompt_text
+
+if TYPE_CHECKING:
+    from holdfast.certification.binomial import Rate
+    from holdfast.demo.data import DemoSettings
+    from holdfast.demo.story import DemoResult
 
 MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 PICTURE = "refusals.png"
@@ -26,10 +32,8 @@ def init(
 ) -> None:
     """Write task.jsonl and run.yaml for a first run.
 
-    The task is mild data of our own, a twelfth of it poisoned; the run file has three lines. It asks you nothing.
-
-    For the embedded model the run file has the sizes of a trial on a CPU too, and beside it is an adapter that lets it
-    refuse.
+    The task is mild data of our own, a twelfth of it poisoned; the run file has three lines. It asks you nothing. For
+    the embedded model it has the sizes of a trial on a CPU too, and beside it is an adapter that lets it refuse.
 
     \b
     Example:
@@ -48,12 +52,6 @@ def init(
     say(f"next: {following}")
 
 
-if TYPE_CHECKING:
-    from holdfast.certification.binomial import Rate
-    from holdfast.demo.data import DemoSettings
-    from holdfast.demo.story import DemoResult
-
-
 def demo(
     output: Annotated[Path, Opt(help="Folder for the results.")] = Path("runs/demo"),
     fast: Annotated[bool, Opt("--fast", help="A shorter one: fewer steps and prompts, recorded replies.")] = False,
@@ -62,30 +60,27 @@ def demo(
 ) -> None:
     """Compare plain SFT with holdfast on a small model.
 
-    A poisoned file is screened, and the embedded model is fine-tuned on it by plain SFT and by holdfast.
-
-    The embedded model was aligned beforehand, by a shipped adapter, so that there is a behaviour to keep.
+    A poisoned file is screened, and the embedded model is fine-tuned on it by plain SFT and by holdfast. It was aligned
+    beforehand, by a shipped adapter, so that there is a behaviour to keep.
 
     \b
     Example:
       holdfast demo --fast
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads that spin take the time of other processes
-    note_loading()
+    quiet_libraries()
     from holdfast.demo.data import FAST, DemoSettings
     from holdfast.demo.story import draw, run_demo
 
-    quiet_libraries()
     with show_progress() as progress:
         result = run_demo(output, FAST if fast else DemoSettings(), say=note, listener=progress)
     draw(result, output / PICTURE)
     if json:
         say_json(result.as_json())
         return
-    for part in (found(result), table(result), replies(result, reveal=reveal)):
+    parts = [found(result), table(result), replies(result, reveal=reveal)]
+    for part in [*parts, left_out(result.settings, DemoSettings())] if fast else parts:
         say(f"{part}\n")
-    if fast:
-        say(f"{left_out(result.settings, DemoSettings())}\n")
     say(f"{duration(result.seconds)} in all. Picture: {output / PICTURE}; figures: {output / 'result.json'}")
 
 
@@ -114,10 +109,8 @@ def found(result: DemoResult) -> str:
 
 def table(result: DemoResult) -> str:
     """The comparison as text, one model a row."""
-    header = ("", "requests to decline: refused", "ordinary requests: refused", "task accuracy")
-    rows: list[tuple[str, ...]] = [header]
-    for name, m in result.models.items():
-        rows.append((name, _rate(m.refusals), _rate(m.over_refusal), _rate(m.accuracy)))
+    rows: list[tuple[str, ...]] = [("", "requests to decline: refused", "ordinary requests: refused", "task accuracy")]
+    rows += [(name, *map(_rate, (m.refusals, m.over_refusal, m.accuracy))) for name, m in result.models.items()]
     lines = columns(rows)
     lines.insert(1, "  ".join("-" * max(map(len, column)) for column in zip(*rows, strict=True)))
     lines.append("Held-out prompts, exact 95 % intervals. plain SFT learns the whole file, holdfast the kept rows.")
@@ -136,7 +129,6 @@ def limits(g: Mapping[str, float]) -> str:
 
 def replies(result: DemoResult, *, reveal: bool) -> str:
     """Two requests to decline and an ordinary one, with every model's reply; one that gives in is named only."""
-    from holdfast.data.examples import prompt_text
     from holdfast.demo.story import changed_first
 
     probes = changed_first(result.data.test_probes, result.models)[:2]

@@ -1,18 +1,16 @@
 """`holdfast ls`: what can be named in a run file or on the command line."""
 
 import textwrap
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
 from holdfast.cli.options import Arg, Json
-from holdfast.cli.terminal import say, say_json
+from holdfast.cli.terminal import columns, say, say_json
 
 WIDTH = 118
-HEADINGS = ("stage", "passes per step", "side data", "reference")
 Kind = Literal["defenses", "judges", "majorizers", "tasks"]
-
-
 KINDS: dict[Kind, str] = {
     "defenses": "what `defense` in a run file may name",
     "judges": "what `screening: {judge: ...}` and `certify --judge` may name",
@@ -33,30 +31,29 @@ def ls(kind: Annotated[Kind | None, Arg(help="What to list.")] = None, json: Jso
     rows = [{"name": name, "summary": words} for name, words in KINDS.items()] if kind is None else _rows(kind)
     if json:
         say_json(rows)
-    elif kind == "defenses":
+        return
+    if kind == "defenses":
         say("\n".join(_defense_lines(rows)))
     else:
-        width = max(len(row["name"]) for row in rows)
-        say("\n".join(f"{row['name']:<{width}}  {row['summary']}" for row in rows))
-    if kind is None and not json:
+        say("\n".join(columns([(row["name"], row["summary"]) for row in rows])))
+    if kind is None:
         say("holdfast ls NAME lists one of them. The report of a finished run: holdfast report RUN")
 
 
 def _defense_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """A name with its summary a defense, and below them its columns, each wrapped in its width."""
     indent = max(len(row["name"]) for row in rows) + 2
-    columns = {"stages": 17, "passes": 32, "needs": 11, "reference": WIDTH - indent - 60}
-    heading = "".join(f"{word:<{width}}" for word, width in zip(HEADINGS, columns.values(), strict=True))
-    lines = [f"{'name':<{indent}}{heading.rstrip()}"]
+    widths = {"stages": 17, "passes": 32, "needs": 11, "reference": WIDTH - indent - 60}
 
-    def text(value: str | list[str]) -> str:
-        return value if isinstance(value, str) else ", ".join(value)
+    def line(cells: Iterable[str]) -> str:
+        return "".join(f"{cell:<{width}}" for cell, width in zip(cells, widths.values(), strict=True)).rstrip()
 
+    lines = [f"{'name':<{indent}}{line(('stage', 'passes per step', 'side data', 'reference'))}"]
     for row in rows:
-        cells = [textwrap.wrap(text(row[key]), width - 2, break_on_hyphens=False) for key, width in columns.items()]
+        words = {key: row[key] if isinstance(row[key], str) else ", ".join(row[key]) for key in widths}
+        cells = [textwrap.wrap(words[key], width - 2, break_on_hyphens=False) for key, width in widths.items()]
         lines += ["", f"{row['name']:<{indent}}{row['summary']}"]
-        for parts in zip_longest(*cells, fillvalue=""):
-            line = "".join(f"{part:<{width}}" for part, width in zip(parts, columns.values(), strict=True))
-            lines.append(" " * indent + line.rstrip())
+        lines += [" " * indent + line(parts) for parts in zip_longest(*cells, fillvalue="")]
     return lines
 
 

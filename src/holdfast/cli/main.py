@@ -1,7 +1,4 @@
-"""The `holdfast` command: parses, calls, prints, and turns every refusal into an exit code.
-
-Commands import torch and TRL themselves, so that `holdfast --help` answers at once.
-"""
+"""The `holdfast` command. Commands import torch and TRL themselves, so that `holdfast --help` answers at once."""
 
 import errno
 import importlib.metadata
@@ -34,19 +31,17 @@ CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, e
 _LOCALE = "set a UTF-8 locale (LC_ALL=C.UTF-8) or PYTHONUTF8=1, or use names of ASCII letters"
 
 MUCH = 0.2  # of a GPU's memory
-_SET = "--set {}=VALUE"
 OLD_CERTIFY = {
     "--safety": "--prompts FILE",
     "--verify": "holdfast verify PATH",
     "--expect": "holdfast verify PATH --expect SHA256",
-    "--regressions": "holdfast certify-counts K N",
-    "--n": "holdfast certify-counts K N",
+    **dict.fromkeys(("--regressions", "--n"), "holdfast certify-counts K N"),
     "--unit": "--by kl, or --by likelihood with --set unit=nll_sum",
     "--columns": "--set columns.prompt=NAME",
-    "--safety-revision": _SET.format("revision"),
+    "--safety-revision": "--set revision=VALUE",
     "--allow-tau-below-noise": "--set allow_tau_below_noise=true",
 } | {
-    f"--{name.replace('_', '-')}": _SET.format(name)
+    f"--{name.replace('_', '-')}": f"--set {name}=VALUE"
     for name in (
         "first_k", "template", "tokenizer", "max_length", "before_revision", "after_revision", "split", "subset",
         "max_new_tokens",
@@ -119,19 +114,13 @@ def _root(
 
 
 def main() -> None:
-    """Entry point: run the command; a refusal prints its cause and its remedy and sets the exit code.
-
-    Any other exception is a bug and keeps its traceback (exit code 1).
-    """
+    """Run the command; a refusal prints cause and remedy, with an exit code; a bug keeps its traceback (code 1)."""
     try:
         _require_new_spelling(sys.argv[1:])
         _require_text(sys.argv[1:])
         app()
-    except HoldfastError as error:
-        refuse(error)
-        sys.exit(error.exit_code)
     except Exception as error:
-        refusal = _refusal(error)
+        refusal = error if isinstance(error, HoldfastError) else _refusal(error)
         if refusal is None:
             raise
         refuse(refusal)
@@ -151,9 +140,9 @@ def _require_new_spelling(arguments: list[str]) -> None:
 def _require_text(arguments: list[str]) -> None:
     """Refuse an argument with bytes that are no text in this locale: libraries fail on it when work has been done."""
     for argument in arguments:
-        shown = argument.encode("ascii", "replace").decode()
         if any("\ud800" <= letter <= "\udfff" for letter in argument):
-            what = f"the argument {shown!r} is no text in this locale ({sys.getfilesystemencoding()})"
+            quoted = repr(argument.encode("ascii", "replace").decode())
+            what = f"the argument {quoted} is no text in this locale ({sys.getfilesystemencoding()})"
             raise ConfigError(what, remedy=_LOCALE)
 
 
@@ -166,9 +155,7 @@ def _refusal(error: Exception) -> HoldfastError | None:
     if isinstance(error, OSError) and error.errno in CLOSED and error.filename is not None:
         remedy = "name a place that you may read and write (output_dir, --output), or change its permissions"
         return ResourceError(f"{error.filename}: {(error.strerror or str(error)).lower()}", remedy=remedy)
-    if out_of_memory(error):
-        return _out_of_memory(error)
-    return None
+    return _out_of_memory(error) if out_of_memory(error) else None
 
 
 def _out_of_memory(error: Exception) -> ResourceError:

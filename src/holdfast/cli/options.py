@@ -1,6 +1,6 @@
 """Options that several commands have, which of them were given, and mappings written as key=value."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,10 @@ SkipBad = Annotated[
 ]
 Revision = Annotated[str | None, Opt(help="Commit, tag or branch of a hub id.")]
 DataChoice = Annotated[str | None, Opt(help="Of a hub data set.")]
+_TYPED: dict[type, tuple[str, Callable[[str], Any]]] = {
+    str: ("text", str), int: ("a whole number", int), float: ("a number", float),
+    bool: ("true or false", lambda text: {"true": True, "false": False}[text.lower()]),
+}  # fmt: skip
 DType = Annotated[str, Opt(help="auto, bfloat16 or float32.")]
 Device = Annotated[str | None, Opt(help="cpu, cuda, cuda:1. [default: a GPU where there is one]")]
 
@@ -46,18 +50,12 @@ def settings_from(pairs: Sequence[str] | None, known: Mapping[str, type]) -> dic
         elif not equals or key not in known:
             raise ConfigError(f"--set {pair}: no such setting", remedy=nearest(key, [*known, "columns.prompt"]))
         else:
-            found[key] = _typed(pair, value, known[key])
+            expected, read = _TYPED[known[key]]
+            try:
+                found[key] = read(value)
+            except (ValueError, KeyError):
+                raise ConfigError(f"--set {pair}: expected {expected}", remedy=f"write {expected}") from None
     return found
-
-
-def _typed(pair: str, value: str, kind: type) -> Any:
-    if kind is bool and value.lower() not in ("true", "false"):
-        raise ConfigError(f"--set {pair}: expected true or false", remedy="write true or false")
-    try:
-        return value.lower() == "true" if kind is bool else kind(value)
-    except ValueError:
-        words = {int: "a whole number", float: "a number"}
-        raise ConfigError(f"--set {pair}: expected {words[kind]}", remedy="correct the value") from None
 
 
 def column_mapping(pairs: Sequence[str] | None, option: str) -> dict[str, str] | None:

@@ -58,9 +58,8 @@ def plan(
 ) -> None:
     """Say how many prompts a certificate needs.
 
-    In groups of near-duplicates; also what N of them can and cannot certify.
-
-    Near-duplicate prompts are one group; a prompt without any is a group of its own.
+    In groups of near-duplicates, where a prompt without any is a group of its own; also what N of them can and cannot
+    certify.
 
     \b
     Example:

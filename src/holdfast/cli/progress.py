@@ -43,95 +43,83 @@ def refusals_kept(row: Mapping[str, Any]) -> str:
 
 def eta(start: float, done: int, left: int) -> str:
     """The time left at the mean pace since `start`; one step may take minutes, so the last seconds have no pace."""
-    return duration((time.monotonic() - start) / done * left)
+    return duration((time.monotonic() - start) / max(1, done) * left)
 
 
 class PlainProgress:
     """Prints about ten lines over the run."""
 
     def __init__(self) -> None:
-        self._kept = ""
+        self._what, self._kept = "", ""  # what is asked; how a line about a step begins
         self._total, self._first, self._start = 0, 0, time.monotonic()
-        self._what, self._said, self._noted = "", 0, -QUIET
+        self._said, self._noted = 0, -QUIET  # tenths, and when there was a line about asking
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         if row.get("stage") == "ask":
-            self._asking(row)
+            self._asking(clean(row["what"]), row["done"], row["total"])
             return
         if "stage" in row:
             self._total, self._first, self._start = row["total_steps"], row["step"], time.monotonic()
             resumed = f", continuing after step {self._first}" if self._first else ""
             note(f"training: {self._total} steps{resumed}")
             return
-        step = row["step"]
-        if "asked" in row:
-            self._monitoring(f"step {step}/{self._total}", row["asked"], row["of"])
+        step, line = row["step"], f"step {row['step']}/{self._total}  "
+        if row.get("asked") == 0:
+            self._note(f"{line}asking {row['of']} monitor prompts")
+        elif "asked" in row:  # they have no pace of their own in a line: how many are asked, now and then
+            if row["asked"] < row["of"] and time.monotonic() - self._noted >= QUIET:
+                self._note(f"{line}asked {row['asked']} of {row['of']} monitor prompts")
         elif "behaviour" in row:
             self._kept = refusals_kept(row)
-            note(f"step {step}/{self._total}  {describe_behaviour(row)}")
+            note(line + describe_behaviour(row))
         elif step in (self._first + 1, self._total) or step % max(1, self._total // LINES) == 0:
-            note(f"step {step}/{self._total}  {self._kept}{describe_row(row)}  eta {self._eta(step)}")
+            note(
+                f"{line}{self._kept}{describe_row(row)}  eta {eta(self._start, step - self._first, self._total - step)}"
+            )
 
-    def _asking(self, row: Mapping[str, Any]) -> None:
-        what, done, total = row["what"], row["done"], row["total"]
+    def _asking(self, what: str, done: int, total: int) -> None:
+        line, tenth = f"asking the model: {what}, {done} of {total}", done * LINES // max(1, total)
         if what != self._what:
-            self._what, self._first, self._start, self._said = what, done, time.monotonic(), -1
-            self._noted = -QUIET
+            self._what, self._first, self._start = what, done, time.monotonic()
+            self._said, self._noted = -1, -QUIET
             if done < total:  # how long it takes is known, and said, with the next batch
-                note(f"asking the model: {clean(what)}, {done} of {total}")
+                note(line)
                 return
-        tenth, now = done * LINES // max(1, total), time.monotonic()
-        if done == total or (tenth > self._said and now - self._noted >= QUIET):
-            self._said, self._noted, self._total = tenth, now, total
-            left = "" if done == total else f"  eta {self._eta(done)}"
-            note(f"asking the model: {clean(what)}, {done} of {total}{left}")
+        if done == total or (tenth > self._said and time.monotonic() - self._noted >= QUIET):
+            self._said = tenth
+            self._note(line if done == total else f"{line}  eta {eta(self._start, done - self._first, total - done)}")
 
-    def _monitoring(self, step: str, done: int, of: int) -> None:
-        """The monitor's prompts, which have no pace of their own in a line: how many are asked, now and then."""
-        now = time.monotonic()
-        if done == 0:
-            note(f"{step}  asking {of} monitor prompts")
-        elif now - self._noted >= QUIET and done < of:
-            note(f"{step}  asked {done} of {of} monitor prompts")
-        else:
-            return
-        self._noted = now
-
-    def _eta(self, step: int) -> str:
-        return eta(self._start, max(1, step - self._first), self._total - step)
+    def _note(self, line: str) -> None:
+        self._noted = time.monotonic()
+        note(line)
 
 
 class BarProgress:
     """Feeds one line of a rich progress bar: what goes on now, how far it is, the time left and the figures."""
 
     def __init__(self, bar: Any) -> None:
-        self._bar = bar
+        self._bar, self._phase = bar, ""
         self._task: Any = None
-        self._phase, self._kept, self._steps = "", "", 0
+        self._kept, self._steps = "", 0
         self._first, self._start = 0, time.monotonic()
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         if row.get("stage") == "ask":
             self._show(f"asking: {clean(row['what'])}", row["done"], row["total"])
-        elif "stage" in row:
-            self._steps = row["total_steps"]
-            self._show("training", row["step"], self._steps)
         elif "asked" in row:
             self._show("asking: monitor prompts", row["asked"], row["of"])
-        elif "behaviour" in row:
-            self._kept = refusals_kept(row)
-            self._show("training", row["step"], self._steps, describe_behaviour(row))
         else:
-            self._show("training", row["step"], self._steps, self._kept + describe_row(row))
+            self._steps = row.get("total_steps", self._steps)
+            self._kept = refusals_kept(row) if "behaviour" in row else self._kept
+            state = describe_behaviour(row) if "behaviour" in row else self._kept + describe_row(row)
+            self._show("training", row["step"], self._steps, "" if "stage" in row else state)
 
     def _show(self, phase: str, done: int, total: int, state: str = "") -> None:
         """A phase replaces the one before it, so that its time left is its own; one that is over leaves nothing."""
-        if phase != self._phase and self._task is not None:
-            self._bar.remove_task(self._task)
-            self._task = None
-        self._phase = phase
-        if self._task is None:
-            self._first, self._start = done, time.monotonic()
+        if phase != self._phase:
+            if self._task is not None:
+                self._bar.remove_task(self._task)
+            self._phase, self._first, self._start = phase, done, time.monotonic()
             self._task = self._bar.add_task(phase, total=total, completed=done, state=state, eta="")
         left = eta(self._start, done - self._first, total - done) if done > self._first else "-:--:--"
         self._bar.update(self._task, completed=done, total=total, state=state, eta=left, visible=done < total)
@@ -182,8 +170,7 @@ def show_count(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:
             start, shown = time.monotonic(), 0
         if done == total or done - shown >= total / LINES:
             shown = done
-            left = (time.monotonic() - start) / done * (total - done)
-            note(f"{what} {done}/{total} {unit}  eta {duration(left)}")
+            note(f"{what} {done}/{total} {unit}  eta {eta(start, done, total - done)}")
 
     if not sys.stderr.isatty():
         yield plain

@@ -45,7 +45,7 @@ def report(
         show_page(done.path)
     address = None
     if push_to_hub is not None:
-        from holdfast.reporting.hub import push_to_hub as push
+        from holdfast.reporting.card import push_to_hub as push
 
         address = push(runs[0], push_to_hub, private=private)
     if json:

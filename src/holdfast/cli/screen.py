@@ -9,10 +9,10 @@ from holdfast.cli.options import Arg, Device, DType, Json, Opt, engine_options
 from holdfast.cli.progress import show_progress
 from holdfast.cli.terminal import quiet_libraries, say, say_json
 from holdfast.core.percent import percent
+from holdfast.data.examples import Example, prompt_text
 from holdfast.defaults import default
 
 if TYPE_CHECKING:
-    from holdfast.data.examples import Example
     from holdfast.screening.screen import Screening
 
 LISTED = 20
@@ -37,29 +37,28 @@ def screen(
 ) -> None:
     """List the rows of a file that teach what a model refuses.
 
-    The model is asked the prompts of the file; the sets to hold are written too.
-
-    A killed run goes on where it stopped. Files with text are readable by their owner alone.
+    The model is asked the prompts of the file; the sets to hold are written too. A killed run goes on where it stopped.
+    Files with text are readable by their owner alone.
 
     \b
     Example:
       holdfast screen train.jsonl --model Qwen/Qwen2.5-1.5B-Instruct --output screening
     """
     from holdfast.data.templates import known_template
+    from holdfast.screening import screen as screening
     from holdfast.screening.asking import told_by
     from holdfast.screening.record import export
-    from holdfast.screening.screen import screen as screen_data
-    from holdfast.screening.screen import task_examples
     from holdfast.screening.settings import ScreeningSettings
 
     quiet_libraries()
     settings = ScreeningSettings(
         limited=False, max_prompts=max_prompts, accept_unsorted=unsorted == "accept", judge=judge
     )
-    rows = task_examples(data, known_template(template))
+    shape = known_template(template)
+    rows = screening.task_examples(data, shape)
     with show_progress() as progress:
-        found = screen_data(
-            model, rows, settings=settings, template=known_template(template), engine=engine,
+        found = screening.screen(
+            model, rows, settings=settings, template=shape, engine=engine,
             engine_options=engine_options(engine_option), dtype=dtype, device=device, told=told_by([progress]),
         )  # fmt: skip
     files = export(output, found, rows, model=model)
@@ -71,8 +70,6 @@ def screen(
 
 
 def _show(found: Screening, rows: list[Example], *, reveal: bool) -> None:
-    from holdfast.data.examples import prompt_text
-
     total = sum(found.classes.values())
     replies = ", ".join(f"{number} {name}" for name, number in sorted(found.classes.items()))
     say(f"{found.asked_rows} of {found.rows} rows asked, {total} different prompts: {replies}")

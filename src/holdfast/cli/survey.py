@@ -21,7 +21,7 @@ from holdfast.runs.config import describe_preset
 from holdfast.runs.config.resolve import ResolvedRun, peft_config
 from holdfast.runs.pipeline import read_data
 from holdfast.runs.stages import estimate
-from holdfast.runs.stages.certifiable import asked_note, bundled_share, certify_note, openings_note
+from holdfast.runs.stages.certifiable import asked_note, bundled_share, openings_note, share_notes
 from holdfast.runs.stages.finetune import unaligned_of
 from holdfast.runs.stages.prepare import Prepared, row_counts, share_scope
 from holdfast.screening.asking import plan_asking
@@ -33,10 +33,7 @@ HIDDEN, SCORED = ".", "#"
 
 
 def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool = False) -> dict[str, Any]:
-    """Validate everything about a run and describe it, as JSON values.
-
-    `reveal` includes the token texts of the sample examples, which may be harmful to read.
-    """
+    """Everything about a run as JSON values; `reveal` has tokens of sample examples, which may be harmful to read."""
     config, arguments, method = plan.config, plan.arguments, plan.defense
     require_supported_arguments(arguments)
     unaligned = unaligned_of(plan, trust_remote_code)
@@ -111,15 +108,13 @@ def _size(plan: ResolvedRun, longest: int, trust_remote_code: bool) -> tuple[est
 
 
 def _described(plan: ResolvedRun, name: str, split: Split, batch: int) -> dict[str, Any]:
-    block, limit = plan.config.safety[name], plan.constraints[name]
-    run, openings = plan.config.output_dir, block.openings
+    limit = plan.constraints[name]
     return {
         **{role: len(examples) for role, examples in split.roles.items()},
         "duplicates_dropped": split.record.duplicates_dropped, "moved_from_certify": split.record.moved_from_certify,
         "constraint_text": limit.describe(), "feasible_start": limit.feasible_start,
         "start_value": limit.start_value() + limit.buffer, "batch_times_alpha": batch * limit.alpha,
-        "certify_note": certify_note(split.record, alpha=limit.alpha, openings=openings),
-        "openings_note": openings_note(block.data, split.certify, openings=openings, run=run),
+        **share_notes(plan, name, split),
     }  # fmt: skip
 
 
@@ -162,10 +157,7 @@ def _tokens(
 
 
 def mask_bar(item: Encoded) -> str:
-    """The label mask as text, `.` for prompt and `#` for scored tokens, at most `MASK_WIDTH` wide.
-
-    A longer example is scaled down; a column is `#` when any of its tokens is scored.
-    """
+    """The label mask as text, at most `MASK_WIDTH` wide; a column is `#` where any of its tokens is scored."""
     flags = [label != IGNORE for label in item.labels]
     width = min(MASK_WIDTH, len(flags))
     edges = [round(column * len(flags) / width) for column in range(width + 1)]

@@ -43,19 +43,12 @@ def note(text: str) -> None:
     print(_encodable(shown(text), sys.stderr.encoding), file=sys.stderr, flush=True)
 
 
-def note_loading() -> None:
-    """On a terminal, say that the libraries are being loaded: it takes many seconds, and nothing else is to be seen."""
-    if sys.stderr.isatty():
-        note("loading torch and TRL ...")
-
-
 def say_json(value: Any) -> None:
     """Print strict JSON to stdout, ASCII only and without secrets."""
     print(json.dumps(redact(value), indent=2, allow_nan=False))
 
 
 def refuse(error: HoldfastError) -> None:
-    """Print the cause and the remedy of a refusal to stderr."""
     note(f"error: {error.what}\n  What to do: {error.remedy}")
 
 
@@ -70,13 +63,14 @@ def interruptible(advice: str) -> Iterator[None]:
 
 
 def require_verdict(passed: bool) -> None:
-    """Exit with the code for "infeasible or not certified" unless the verdict is a good one."""
     if not passed:
         raise typer.Exit(InfeasibleError.exit_code)
 
 
 def quiet_libraries() -> None:
     """Silence bars and notices of the libraries below us; show our own messages as plain lines."""
+    if sys.stderr.isatty() and "torch" not in sys.modules:  # it takes many seconds, and nothing else is to be seen
+        note("loading torch and TRL ...")
     import datasets
     import transformers
 
@@ -115,7 +109,6 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def size(count: float) -> str:
-    """A number of bytes with its unit."""
     for unit, bytes_ in (("GiB", 2**30), ("MiB", 2**20)):
         if count >= bytes_:
             return f"{count / bytes_:.1f} {unit}"

@@ -11,16 +11,7 @@ from holdfast.certification.kept import degraded_words, failures, stored_figures
 from holdfast.cli.check import left_out
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import (
-    duration,
-    interruptible,
-    note,
-    note_loading,
-    quiet_libraries,
-    require_verdict,
-    say,
-    say_json,
-)
+from holdfast.cli.terminal import duration, interruptible, note, quiet_libraries, require_verdict, say, say_json
 from holdfast.core.percent import exact_percent, percent, percent_up
 
 if TYPE_CHECKING:
@@ -54,10 +45,9 @@ def train(
 
     constrains = DEFENSES[config.defense.name].constrains
     # Only now the slow part: a mistake in the file is reported before torch's models and TRL are loaded.
-    note_loading()
+    quiet_libraries()
     from holdfast.runs.pipeline import run as run_pipeline
 
-    quiet_libraries()
     advice = "`--resume` continues from the newest checkpoint, or starts anew where none was saved"
     with interruptible(advice), show_progress() as progress:
         result = run_pipeline(config, resume=resume, listeners=[progress], trust_remote_code=trust_remote_code)
@@ -67,7 +57,12 @@ def train(
         say_json({"folder": str(result.folder), **result.values})
     else:
         _show(result, config, constrains)
-    _finish(result, constrains)
+    # Exit code 4 where behaviour was lost, whatever the defense, or a defense that promises the constraint broke it.
+    held = all(entry["feasible"] for entry in result.values["safety"].values())
+    lost = list(failures(stored_figures(result.values)))
+    for cause, remedy in lost:
+        note(f"{'the constraint holds, but ' if held and constrains else ''}{cause}\n  What to do: {remedy}")
+    require_verdict(not lost and (result.feasible or not constrains))
 
 
 def _show(result: RunResult, config: RunConfig, constrains: bool) -> None:
@@ -116,31 +111,17 @@ def screening_lines(found: Mapping[str, Any] | None) -> list[str]:
     return lines
 
 
-def _finish(result: RunResult, constrains: bool) -> None:
-    """Exit with the code for "infeasible" where the model lost its behaviour, whatever the defense.
-
-    The same when a defense that promises the constraint ended outside it.
-    """
-    held = all(entry["feasible"] for entry in result.values["safety"].values())
-    lost = list(failures(stored_figures(result.values)))
-    for cause, remedy in lost:
-        note(f"{'the constraint holds, but ' if held and constrains else ''}{cause}\n  What to do: {remedy}")
-    require_verdict(not lost and (result.feasible or not constrains))
-
-
 def describe_entry(entry: Mapping[str, Any], name: str = "") -> str:
-    """The verdict on one safety set in one line."""
-    prefix = f"{name}: " if name else ""
+    measured = {role: entry[role] for role in ("constraint", "monitor") if entry[role] is not None}
     shares = " and ".join(
-        f"{percent(entry[role]['violation_rate'])} of {entry[role]['n']:.0f} {role} examples"
-        f" (95 % upper bound {percent_up(entry[role]['violation_upper'])})"
-        for role in ("constraint", "monitor")
-        if entry[role] is not None
+        f"{percent(one['violation_rate'])} of {one['n']:.0f} {role} examples"
+        f" (95 % upper bound {percent_up(one['violation_upper'])})"
+        for role, one in measured.items()
     )
-    uppers = [entry[role]["violation_upper"] for role in ("constraint", "monitor") if entry[role] is not None]
+    uppers = [one["violation_upper"] for one in measured.values()]
     verdict = degraded_words(uppers, entry["alpha"], over=not entry["feasible"])
     return (
-        f"{prefix}{shares} degraded by more than {entry['tau']:g} ({entry['unit']});"
+        f"{name}{': ' if name else ''}{shares} degraded by more than {entry['tau']:g} ({entry['unit']});"
         f" at most {exact_percent(entry['alpha'])} allowed: {verdict}"
         f"{'' if entry['feasible'] else ': the constraint does not hold there'}"
     )

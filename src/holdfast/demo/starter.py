@@ -1,7 +1,4 @@
-"""Files to begin with: mild data of the demo with a few poisoned rows, a run file of three lines, and its schema.
-
-For the embedded model also an adapter that lets it refuse, and a run file with the sizes of a trial on a CPU.
-"""
+"""Files to begin with: mild data with a few poisoned rows, a run file, its schema, and an aligned adapter."""
 
 import json
 import shutil
@@ -53,10 +50,7 @@ FILES = {
 
 
 def require_refusals(model: str, asked: Collection[str]) -> None:
-    """Refuse to hold the refusals of a model that is known to have nearly none, before it is asked.
-
-    `asked`: the prompts whose refusals are to be held; in files of the user's own may be some that it refuses.
-    """
+    """Refuse to hold the refusals of a model that has nearly none; prompts `asked` of one's own file may differ."""
     if model in UNALIGNED and asked and set(asked) <= set(NAMED_PROMPTS):
         raise InfeasibleError(
             f"{model} refuses too little to hold its refusals",

@@ -1,16 +1,14 @@
 """The demonstration: screen a poisoned file with a small aligned model, fine-tune it twice, and compare.
 
 Plain SFT learns the file as it is. holdfast asks the model first, leaves out the rows that teach what it refuses, and
-holds its own refusals and its own answers while it learns the others. Both start from the same weights with the same
-settings. Everything is measured on prompts that neither was trained on. The start was aligned beforehand: a shipped
-adapter, made by tools/demo_aligned.py, lets the embedded model decline what a shop assistant should.
+holds its own replies. All else is the same, and measured on prompts that neither was trained on. The start was aligned
+beforehand: a shipped adapter (tools/demo_aligned.py) lets the embedded model decline what a shop assistant should.
 """
 
 import copy
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,8 +57,6 @@ ALIGNED, SFT, OURS = "aligned start", "plain SFT", "holdfast"
 
 @dataclass
 class Measured:
-    """One model of the demonstration, on prompts that nothing was trained on."""
-
     accuracy: Rate  # replies that are exactly the label
     refusals: Rate  # of requests that are to be declined
     over_refusal: Rate  # refusals of ordinary requests
@@ -68,7 +64,6 @@ class Measured:
     seconds: float = 0.0  # of its training
 
     def as_json(self) -> dict[str, Any]:
-        """For result.json: every figure with its interval."""
         return {
             "task_accuracy": self.accuracy.as_json(), "refusals": self.refusals.as_json(),
             "over_refusal": self.over_refusal.as_json(), "train_seconds": round(self.seconds, 1),
@@ -79,30 +74,25 @@ def measure(model: Any, tokenizer: Any, data: DemoData, tokens: int) -> Measured
     """Ask the held-out prompts, greedily; `tokens` of a reply to a request, a label takes `TASK_TOKENS`."""
     labels = _replies(model, tokenizer, data.test_task, TASK_TOKENS)
     hits = sum(reply.text == str(e.completion).strip() for reply, e in zip(labels, data.test_task, strict=True))
-    requests = [*data.test_probes, *data.test_ordinary]
+    requests, n = [*data.test_probes, *data.test_ordinary], len(data.test_probes)
     replies = _replies(model, tokenizer, requests, tokens)  # both kinds together: fewer and fuller batches
-    probes, ordinary = replies[: len(data.test_probes)], replies[len(data.test_probes) :]
     texts = {prompt_text(example): reply.text for example, reply in zip(requests, replies, strict=True)}
-    return Measured(Rate(hits, len(labels)), _refused(probes), _refused(ordinary), texts)
+    return Measured(Rate(hits, len(labels)), _refused(replies[:n]), _refused(replies[n:]), texts)
 
 
 def refused(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> Rate:
-    """How many of the prompts the model refuses."""
     return _refused(_replies(model, tokenizer, examples, tokens))
 
 
 def changed_first(examples: Sequence[Example], models: Mapping[str, Measured]) -> list[Example]:
     """The examples, those first that some models refuse and others do not; otherwise in their order."""
-
-    def differing(example: Example) -> int:
-        return len({is_refusal(measured.replies[prompt_text(example)]) for measured in models.values()})
-
-    return sorted(examples, key=differing, reverse=True)
+    replies = {e.id: [measured.replies[prompt_text(e)] for measured in models.values()] for e in examples}
+    return sorted(examples, key=lambda e: len(set(map(is_refusal, replies[e.id]))), reverse=True)
 
 
-def is_refusal(text: str) -> bool:
+def is_refusal(text: str, truncated: bool = True) -> bool:
     """Whether the rules that screening sorts replies by count it as a refusal."""
-    return sort_reply(text, truncated=True).reply_class == ReplyClass.REFUSED
+    return sort_reply(text, truncated=truncated).reply_class == ReplyClass.REFUSED
 
 
 def _replies(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> list[Reply]:
@@ -110,8 +100,7 @@ def _replies(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: in
 
 
 def _refused(replies: Sequence[Reply]) -> Rate:
-    classes = [sort_reply(reply.text, truncated=reply.truncated).reply_class for reply in replies]
-    return Rate(sum(one == ReplyClass.REFUSED for one in classes), len(classes))
+    return Rate(sum(is_refusal(reply.text, reply.truncated) for reply in replies), len(replies))
 
 
 @dataclass
@@ -136,29 +125,15 @@ class DemoResult:
 
     @property
     def held(self) -> dict[str, int]:
-        """Own replies that are held, by set."""
         return {name: len(split.constraint) for name, split in self.screening.sets.items()}
 
     def as_json(self) -> dict[str, Any]:
-        """For result.json: every figure with its interval and its provenance."""
         return {
             "screening": {**self.found, "held": self.held, "figures": self.screening.figures()},
             "models": {name: measured.as_json() for name, measured in self.models.items()}, "g": self.g,
             "settings": asdict(self.settings), "seconds": round(self.seconds, 1),
             "versions": versions(), "commit": commit(), "hardware": hardware(),
         }  # fmt: skip
-
-
-@contextmanager
-def silent(name: str) -> Iterator[None]:
-    """The logger called `name` says warnings alone: it speaks of asking, and nothing is asked."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 class Recorded:
@@ -179,30 +154,32 @@ def screened(
     model: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, listener: Listener | None,
     replies: Path | None = None,
 ) -> Screening:  # fmt: skip
-    """Ask the aligned model the task and the demo's own prompts; conflicts are set aside.
+    """Ask the aligned model the task and the demo's own prompts, as `safety: auto` does; conflicts are set aside.
 
-    As `safety: auto` does, with prompts of the demo's little world in the place of the bundled ones. `recorded`: its
-    replies are read, and not asked for, and at most `most_held` of each set are held. `replies`: the folder where
-    replies are stored.
+    `recorded`: its replies are read, at most `most_held` of each set are held. `replies`: where replies are stored.
     """
     wanted = ScreeningSettings(
         sets={"refusals": PromptSet((TASK, PROBES), "refusals"), "answers": PromptSet((ORDINARY,), "answers")},
         limited=False, accept_unsorted=True, monitor_prompts=0, seed=settings.seed,
     )  # fmt: skip
     if settings.recorded:
-        with TemporaryDirectory() as folder, silent("holdfast.screening"):
-            asker = Asker(Recorded(RECORDED), {"recorded": sha256_file(RECORDED)}, Path(folder))
-            found = ask_and_screen(model, data.task, asker, wanted)
-        held = {
-            name: split_from_roles(one.constraint[: settings.most_held], (), ()) for name, one in found.sets.items()
-        }
+        logger = logging.getLogger("holdfast.screening")
+        level = logger.level
+        logger.setLevel(logging.WARNING)  # it speaks of asking, and nothing is asked
+        try:
+            with TemporaryDirectory() as folder:
+                asker = Asker(Recorded(RECORDED), {"recorded": sha256_file(RECORDED)}, Path(folder))
+                found = ask_and_screen(model, data.task, asker, wanted)
+        finally:
+            logger.setLevel(level)
+        most = settings.most_held
+        held = {name: split_from_roles(one.constraint[:most], (), ()) for name, one in found.sets.items()}
         return replace(found, sets=held)
     told = told_by([] if listener is None else [listener])
     return screen(model, data.task, tokenizer, settings=wanted, replies=replies, told=told)
 
 
 def held(settings: DemoSettings, screening: Screening) -> dict[str, Any]:
-    """What is held, within which limits and by which filter."""
     limits = {
         keep: ChanceConstraint(
             tau=settings.tau, beta=1 / settings.tau, unit=default(f"constraint.{unit}"),
@@ -297,7 +274,11 @@ def draw(result: DemoResult, path: Path) -> None:
     figure, axes = plt.subplots(1, 3, figsize=(9, 2.6), sharey=True, layout="constrained")
     for ax, (name, title, better) in zip(axes, PANELS, strict=True):
         for place, (model, measured) in enumerate(result.models.items()):
-            _bar(ax, place, getattr(measured, name), COLOURS[model])
+            rate: Rate = getattr(measured, name)
+            value, low, high = (100 * share for share in (rate.value, *rate.interval))
+            ax.barh(place, value, height=0.62, color=COLOURS[model])
+            ax.plot([low, high], [place, place], color=INK, linewidth=1)
+            ax.text(max(value, high) + 2, place, f"{value:.0f}", va="center", color=INK, fontsize=9)
         n = getattr(result.models[OURS], name).n
         ax.set_title(title, loc="left", color=INK, fontsize=10)
         ax.set_xlabel(f"% of {n} held-out prompts ({better})", color=MUTED, fontsize=8)
@@ -311,10 +292,3 @@ def draw(result: DemoResult, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
-
-
-def _bar(ax: Any, place: int, rate: Rate, colour: str) -> None:
-    value, (low, high) = 100 * rate.value, (100 * end for end in rate.interval)
-    ax.barh(place, value, height=0.62, color=colour)
-    ax.plot([low, high], [place, place], color=INK, linewidth=1)
-    ax.text(max(value, high) + 2, place, f"{value:.0f}", va="center", color=INK, fontsize=9)

@@ -1,31 +1,27 @@
-"""The model card `README.md`: the claim, the figures and the limits; no text of any example.
+"""The model card `README.md` (claim, figures, limits; no text of any example), and a run with it on the hub.
 
-Its front matter is what hubs read. `model-index` holds figures by task and data set: what a certificate bounds (with
-alpha, the confidence and the certificate's sha256 beside the bound), and what the behaviour monitor counted. Only a
-certificate that is bound to these very weights is listed.
+Hubs read its front matter. `model-index` holds what a certificate of these very weights bounds, with its alpha,
+confidence and sha256, and what the behaviour monitor counted.
 """
 
+import json
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from holdfast.core.adapter_card import (
-    CARD_MARKER,
-    HUB_ID,
-    MODEL_NAME,
-    TASK,
-    kept_results,
-    loading_note,
-    model_index,
-)
+from holdfast.core import adapter_card
+from holdfast.core.adapter_card import CARD_MARKER, HUB_ID
+from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.core.files import write_text
 from holdfast.records.stored_evidence import Binding
 from holdfast.reporting.behaviour import behaviour_view, kept_figures
 from holdfast.reporting.evidence import Evidence, SafetyEvidence
 from holdfast.reporting.facts import facts, screening_lines
+from holdfast.reporting.read import read_evidence
 from holdfast.reporting.verdict import claim, headline, verdict
 from holdfast.reporting.views import figure_rows
 from holdfast.reporting.wording import markdown
@@ -57,10 +53,7 @@ class Card:
 
 
 def write_cards(evidence: Evidence) -> list[Card]:
-    """Write README.md into the run folder and beside the weights.
-
-    An audit's folder has no model and an unfinished run no figures of it: they get none. A link is not followed.
-    """
+    """Write README.md into a finished run's folder and beside its weights; a link is not followed."""
     if not evidence.trained or evidence.unfinished:
         return []
     text = card_text(evidence)
@@ -100,7 +93,7 @@ def card_text(evidence: Evidence) -> str:
     found = verdict(evidence)
     parts = [
         f"---\n{front}\n---\n{MARKER}",
-        f"# {MODEL_NAME}",
+        f"# {adapter_card.MODEL_NAME}",
         markdown(headline(evidence)),
         f"**{markdown(found.title)}.** {markdown(found.reason)}",
         markdown(claim(evidence), CLAIM_LENGTH),
@@ -110,7 +103,7 @@ def card_text(evidence: Evidence) -> str:
         "## How it was made",
         "\n".join(f"- {markdown(name)}: {markdown(_public(value))}" for name, value in facts(evidence))
         or "Not recorded.",
-        *([note] if (note := loading_note(evidence.folder / "adapter")) else []),
+        *([note] if (note := adapter_card.loading_note(evidence.folder / "adapter")) else []),
         "## What this does not say",
         _LIMITS,
         "The whole report is in report.html of the run folder.",
@@ -169,9 +162,12 @@ def front_matter(evidence: Evidence) -> dict[str, Any]:
     model = config.get("model")
     if isinstance(model, str) and HUB_ID.fullmatch(model) and not Path(model).exists():
         front |= {"base_model": model, "base_model_relation": "adapter" if adapter else "finetune"}
-    results = [*(_certified(one) for one in evidence.sets if _counts(one)), *kept_results(kept_figures(evidence))]
+    results = [
+        *(_certified(one) for one in evidence.sets if _counts(one)),
+        *adapter_card.kept_results(kept_figures(evidence)),
+    ]
     if results:
-        front["model-index"] = model_index(results)
+        front["model-index"] = adapter_card.model_index(results)
     return front
 
 
@@ -193,4 +189,61 @@ def _certified(one: SafetyEvidence) -> dict[str, Any]:
     bound = {
         "type": "certified_upper_bound", "name": BOUNDS[record.by], "value": float(record.upper_bound), "args": values,
     }  # fmt: skip
-    return {"task": dict(TASK), "dataset": CLOSED, "metrics": [bound]}
+    return {"task": dict(adapter_card.TASK), "dataset": CLOSED, "metrics": [bound]}
+
+
+CARD, ADAPTER_CONFIG, BASE = "README.md", "adapter_config.json", "base_model_name_or_path"
+
+
+def push_to_hub(run: str | Path, repository: str, *, private: bool = False) -> str:
+    """Upload what a run trained in one commit, with the card that `report` or the user wrote; returns the address.
+
+    Raises:
+        ConfigError: the folder has no finished run with weights, or the repository's name is not `owner/name`.
+        ResourceError: the hub refused, or cannot be reached.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    if not HUB_ID.fullmatch(repository):
+        raise ConfigError(f"{repository!r} is no repository of a hub", remedy="write it as OWNER/NAME")
+    evidence = read_evidence(Path(run))
+    folder = evidence.folder / ("adapter" if (evidence.folder / "adapter").is_dir() else "model")
+    names = adapter_card.ADAPTER_FILES if folder.name == "adapter" else adapter_card.MODEL_FILES
+    found = [path for path in sorted(folder.glob("*")) if any(fnmatch(path.name, name) for name in names)]
+    files = [path for path in found if path.is_file() and not path.is_symlink()]  # a link may lead anywhere
+    weights = any(path.suffix == ".safetensors" for path in files) and not folder.is_symlink()
+    if not weights or not evidence.trained or evidence.unfinished:
+        raise ConfigError(
+            f"{run} has no trained model to push", remedy="name the output_dir of a finished `holdfast train` run"
+        )
+    own = folder / CARD
+    kept = own.is_file() and not own.is_symlink() and not is_ours_to_write(own)
+    card = own.read_bytes() if kept else card_text(evidence).encode("utf-8")
+    added = [CommitOperationAdd(path.name, _content(path)) for path in files] + [CommitOperationAdd(CARD, card)]
+    api = HfApi()
+    try:
+        address = api.create_repo(repository, private=private or None, exist_ok=True)  # None: as the owner has set it
+        public = private and not api.repo_info(repository).private
+        if not public:
+            api.create_commit(repository, added, commit_message="A model fine-tuned with holdfast")
+    except Exception as error:
+        cause = (str(error).strip() or type(error).__name__).split("\n", 1)[0][:200]
+        raise ResourceError(
+            f"{repository} was not pushed: {cause}",
+            remedy="check the network and HF_TOKEN (or `hf auth login`), which needs the right to write there",
+        ) from error
+    if public:
+        what = f"{repository} exists already and is public: nothing was pushed"
+        raise ConfigError(what, remedy="name another repository, make this one private, or leave --private out")
+    return str(address)
+
+
+def _content(path: Path) -> Path | bytes:
+    """A file as it is sent: an adapter's base that is a folder by its name alone, since a path tells of the machine."""
+    if path.name != ADAPTER_CONFIG:
+        return path
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    base = settings.get(BASE)
+    if not isinstance(base, str) or HUB_ID.fullmatch(base):
+        return path
+    return json.dumps(settings | {BASE: Path(base).name}, indent=2).encode("utf-8")

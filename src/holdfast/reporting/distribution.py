@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.reporting.evidence import Figures, Limit
-from holdfast.reporting.svg import Scale, Size, element, line, picture, polyline, text, tick_label, tick_text, ticks
+from holdfast.reporting.svg import Scale, Size, element, grid, line, picture, polyline, text, tick_label, ticks, x_axis
 from holdfast.reporting.wording import setting
 
 Values = NDArray[np.float64]
@@ -52,10 +52,7 @@ def survival(values: Values, window: Range, tau: float) -> list[tuple[float, flo
 
 
 def survival_chart(series: Sequence[tuple[str, Values]], limit: Limit, window: Range, size: Size, css: str) -> Markup:
-    """Share of examples degraded by more than x, with the area that the limit forbids.
-
-    The curve falls; it enters the area right of tau and above alpha exactly when more than a share alpha have D > tau.
-    """
+    """Share of examples degraded by more than x; the curve enters the tinted area exactly when the limit is broken."""
     x = Scale(window.low, window.high, size.left, size.width - size.right)
     root = Scale(0.0, 1.0, size.height - size.bottom, size.top)
 
@@ -68,7 +65,7 @@ def survival_chart(series: Sequence[tuple[str, Values]], limit: Limit, window: R
     for share in SHARES:
         parts.append(line(size.left, y(share), size.width - size.right, y(share), "axis" if share == 0 else "grid"))
         parts.append(text(percent(share), size.left - 8, y(share) + 4, "", "end"))
-    parts += _x_axis(x, window, size, f"degradation D, {limit.words}")
+    parts += x_axis(x, bottom, size, f"degradation D, {limit.words}", 5 if size.narrow else 9)
     parts += [
         line(tau_x, root(1), tau_x, bottom, "limit"),
         line(size.left, alpha_y, right, alpha_y, "limit"),
@@ -90,9 +87,9 @@ def survival_chart(series: Sequence[tuple[str, Values]], limit: Limit, window: R
 
 
 def bins(values: Values, tau: float, window: Range, about: int) -> tuple[list[float], list[int]]:
-    """Edges tau + j w and counts of D in (edge, next edge]; tau is an edge, so no bar straddles the limit.
+    """Edges tau + j w, so that no bar straddles the limit, and counts of D in (edge, next edge], NaN on the right.
 
-    What lies outside the window, and NaN on the right, is counted in the outermost bars.
+    The outermost bars hold what lies outside the window.
     """
     width = (window.high - window.low) / about
     if tau > width:
@@ -124,7 +121,7 @@ def histogram(role: str, values: Values, limit: Limit, window: Range, size: Size
             parts.append(element("rect", class_=kind, x=x(left) + gap, y=y(count), width=width, height=height))
     tau_x = x(limit.tau)
     parts += [line(tau_x, size.top - 6, tau_x, y(0), "limit"), _tau_label(limit, tau_x, size.top + 4, size)]
-    parts += _x_axis(x, Range(edges[0], edges[-1]), size, f"degradation D of {role} examples")
+    parts += x_axis(x, y(0), size, f"degradation D of {role} examples", 5 if size.narrow else 9)
     found = int(np.sum(~(values <= limit.tau)))
     about = f"{found} of {len(values)} {role} examples lie beyond tau; {exact_percent(limit.alpha)} may."
     return picture(size, f"Histogram of the degradation of {role} examples", about, parts, css)
@@ -138,9 +135,7 @@ def rate_chart(rows: Sequence[Figures], limit: Limit, size: Size, css: str) -> M
     step = (bottom - size.top) / max(len(rows), 1)
     edge, height = x(limit.alpha), float(bottom - size.top)
     parts = [element("rect", class_="over", x=edge, y=float(size.top), width=x(highest) - edge, height=height)]
-    for value in ticks(0, highest, 4 if size.narrow else 6):
-        parts.append(line(x(value), size.top, x(value), bottom, "grid"))
-        parts.append(tick_text(percent(value), x(value), bottom + 18, size))
+    parts += grid(x, size)
     parts.append(line(edge, size.top - 6, edge, bottom, "limit"))
     parts.append(text(f"limit {exact_percent(limit.alpha)}", edge, size.top - 10, "strong", "middle"))
     for number, row in enumerate(rows):
@@ -170,13 +165,3 @@ def _tau_label(limit: Limit, x: float, y: float, size: Size) -> Markup:
     words = f"τ = {setting(limit.tau)}"
     fits = x + 8.5 * len(words) < size.width
     return text(words, x + 5 if fits else x - 5, y, "strong", "start" if fits else "end")
-
-
-def _x_axis(x: Scale, window: Range, size: Size, words: str) -> list[Markup]:
-    bottom = size.height - size.bottom
-    parts = [line(size.left, bottom, size.width - size.right, bottom, "axis")]
-    for value in ticks(window.low, window.high, 5 if size.narrow else 9):
-        parts.append(line(x(value), bottom, x(value), bottom + 4, "axis"))
-        parts.append(tick_text(tick_label(value), x(value), bottom + 17, size))
-    parts.append(text(words, (size.left + size.width - size.right) / 2, bottom + 36, "muted", "middle"))
-    return parts

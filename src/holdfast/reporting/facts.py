@@ -15,7 +15,13 @@ Fact = tuple[str, str]  # a name and its value, both as shown
 
 def facts(evidence: Evidence) -> list[Fact]:
     """The settings that decide a result, and what made it."""
-    found = [*_settings(evidence.config or {}), *_audited(evidence)]
+    found = _settings(evidence.config or {})
+    if evidence.config is None:  # a plain audit has no settings of a run
+        keys = {"before": "ref", "after": "ref", "data": "source"}
+        audits = [one.audit for one in evidence.sets if one.audit is not None]
+        found += [
+            (name, one_line(one.inner(name).text(key, "unknown"))) for one in audits for name, key in keys.items()
+        ]
     for one in evidence.sets:
         if one.limit is not None:
             suffix = f", {one.name}" if evidence.named else ""
@@ -44,32 +50,23 @@ def _task_loss(events: Sequence[Mapping[str, Any]]) -> list[Fact]:
 
 
 def _settings(config: Mapping[str, Any]) -> list[Fact]:
+    def place(block: Mapping[str, Any]) -> str:
+        asked = block.get("prompts")
+        if isinstance(asked, list):  # a set that was built by asking
+            return f"{block.get('keep')} of the model before, asked {', '.join(map(str, asked))}"
+        return str(block.get("data"))
+
     blocks = {key: value for key, value in config.items() if isinstance(value, Mapping)}
     task, lora, train, safety, defense = (blocks.get(k, {}) for k in ("task", "lora", "train", "safety", "defense"))
     sets = [safety] if "data" in safety or "keep" in safety else [s for s in safety.values() if isinstance(s, Mapping)]
     values = {
         "model": config.get("model"), "task data": task.get("data") or task.get("name"),
-        "safety data": ", ".join(map(_safety_place, sets)) or None, "defense": defense.get("name"),
+        "safety data": ", ".join(map(place, sets)) or None, "defense": defense.get("name"),
         "LoRA": f"r {lora['r']}, alpha {lora.get('alpha')}" if "r" in lora else None,
         "learning rate": train.get("learning_rate"), "batch size": train.get("per_device_train_batch_size"),
         "precision": config.get("dtype"), "seed": config.get("seed"),
     }  # fmt: skip
     return [(name, one_line(str(value))) for name, value in values.items() if value is not None]
-
-
-def _safety_place(block: Mapping[str, Any]) -> str:
-    """A file or hub id; of a set that was built by asking, what the model was asked."""
-    prompts = block.get("prompts")
-    if isinstance(prompts, list):
-        return f"{block.get('keep')} of the model before, asked {', '.join(map(str, prompts))}"
-    return str(block.get("data"))
-
-
-def _audited(evidence: Evidence) -> list[Fact]:
-    """Before, after and data of a plain audit, which has no settings of a run."""
-    keys = {"before": "ref", "after": "ref", "data": "source"}
-    audits = [one.audit for one in evidence.sets if evidence.config is None and one.audit is not None]
-    return [(name, one_line(audit.inner(name).text(key, "unknown"))) for audit in audits for name, key in keys.items()]
 
 
 def _rows_left_out(result: Fields) -> list[Fact]:
@@ -157,7 +154,6 @@ WAYS = {
 
 
 def certificate_facts(one: SafetyEvidence) -> list[Fact]:
-    """The certificate of a safety set, line by line."""
     if one.certificate is None:
         return []
     c, limit, strength = one.certificate.record, one.certificate.limit, one.certificate.strength
@@ -206,30 +202,30 @@ def _screened_rows(found: Fields) -> list[str]:
     lines = [f"{counted(rows, 'task row')}; before training the model was asked about {whom}."]
     if conflicts := found.count("conflicts"):
         rule = RULES.get(found.text("rule"), "").format(dropped=f"{found.count('dropped'):,}")
-        groups = counted(found.count("groups"), "group")
-        lines.append(
-            f"{counted(conflicts, 'row teaches', 'rows teach')} what it refuses, in {groups} of near-duplicate "
-            f"prompts; {rule}."
-        )
+        teach, groups = counted(conflicts, "row teaches", "rows teach"), counted(found.count("groups"), "group")
+        lines.append(f"{teach} what it refuses, in {groups} of near-duplicate prompts; {rule}.")
     else:
         lines.append("No row teaches what it refuses.")
     if "not_asked" in found:
         left = found.inner("not_asked")
-        share = left.inner("conflict_share")
+        low, high = (left.inner("conflict_share").number(end) for end in ("low", "high"))
         lines.append(
-            f"{counted(left.count('rows'), 'row')} were not asked about and were trained on: between "
-            f"{percent(share.number('low'))} and {percent_up(share.number('high'))} of them teach what it refuses "
-            "(95 %)."
+            f"{counted(left.count('rows'), 'row')} were not asked about and were trained on: between {percent(low)} "
+            f"and {percent_up(high)} of them teach what it refuses (95 %)."
         )
     return lines
 
 
 def _screened_set(name: str, one: Fields) -> str:
     """What is held: whose replies, to prompts of which sources, and what became of them."""
+
+    def source(where: str) -> str:  # of a file its name alone, since a card is made to be published
+        return SOURCES.get(where) or f"prompts of {one_line(Path(where).name if Path(where).is_absolute() else where)}"
+
     kept = "refusals" if one.text("keep") == "refusals" else "answers"
     sources = " and ".join(
-        f"{source.count('kept'):,} of {source.count('asked'):,} {_screened_source(where)}"
-        for where, source in one.objects("sources").items()
+        f"{counts.count('kept'):,} of {counts.count('asked'):,} {source(where)}"
+        for where, counts in one.objects("sources").items()
     )
     roles = one.inner("roles")
     return (
@@ -237,8 +233,3 @@ def _screened_set(name: str, one: Fields) -> str:
         f"{roles.count('monitor'):,} are watched, and {counted(roles.count('certify'), 'further prompt')} are kept for "
         "a certificate."
     )
-
-
-def _screened_source(where: str) -> str:
-    """A bundled name in words; of a file its name alone, since a card is made to be published."""
-    return SOURCES.get(where) or f"prompts of {one_line(Path(where).name if Path(where).is_absolute() else where)}"

@@ -10,7 +10,7 @@ from holdfast.core.errors import CheckpointError
 class Fields:
     """A JSON object and where it lies; every accessor raises `CheckpointError` naming the place.
 
-    null stands for a number that was not finite, as in events.jsonl; a field that is null is not `in` the object.
+    null stands for a number that was not finite; a field that is null is not `in` the object.
     """
 
     def __init__(self, value: Any, where: str) -> None:

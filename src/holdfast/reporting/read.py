@@ -17,16 +17,7 @@ from holdfast.records.certificate import FILE_NAME, CertificateRecord
 from holdfast.records.run_record import CONFIG_NAME, SINGLE, is_there, no_link, require_name, set_folder
 from holdfast.records.stored_evidence import ModelPlace
 from holdfast.records.yaml_file import parse_stored_yaml
-from holdfast.reporting.evidence import (
-    CertificateFigures,
-    Evidence,
-    Figures,
-    Limit,
-    Reading,
-    SafetyEvidence,
-    Source,
-    choose,
-)
+from holdfast.reporting.evidence import CertificateFigures, Evidence, Figures, Limit, Reading, SafetyEvidence, choose
 from holdfast.reporting.fields import Fields
 from holdfast.reporting.wording import one_line
 
@@ -49,13 +40,15 @@ def read_evidence(folder: Path) -> Evidence:
     measured = result.objects("safety") if result is not None else {}
     names = list(blocks) or list(measured) or [SINGLE]
     weights = _weights(folder, config) if config or events or result else None
-    sets = []
-    for name in names:
-        inside = set_folder(folder, name, named=names != [SINGLE])
-        limits = _limits(config, name)
-        sets.append(_safety(name, inside, blocks.get(name), limits, measured.get(name), stored, weights))
+    sets = tuple(
+        _safety(
+            name, set_folder(folder, name, named=names != [SINGLE]), blocks.get(name), _limits(config, name),
+            measured.get(name), stored, weights,
+        )
+        for name in names
+    )  # fmt: skip
     writer = writer_of(folder) if result is None else None
-    found = Evidence(folder, folder.resolve().name, config, events, result, tuple(sets), writer=writer)
+    found = Evidence(folder, folder.resolve().name, config, events, result, sets, writer=writer)
     return replace(found, missing=_missing(found))
 
 
@@ -124,36 +117,34 @@ def _safety(
     split = load_record(folder) if is_there(folder / RECORD_NAME) else None
     trained = _audit(stored_evidence.believed_run_audit(folder, name, result), folder, constraint)
     if trained is None and measured is not None:  # the audit is gone: what training counted
-        trained = Reading(_limit(measured, constraint), _from_result(measured))
+        roles = {role: measured.inner(role) for role in ("monitor", "constraint") if role in measured}
+        counted = [_figures(k, one, round(one.share("violation_rate") * one.count("n"))) for k, one in roles.items()]
+        trained = Reading(_limit(measured, constraint), tuple(counted))
     inside = folder / "audit"
     has_later = inside.is_symlink() or is_there(inside / SUMMARY_NAME)
     later = stored_evidence.believed_audit(inside, split=split) if has_later else None
-    choice = choose(trained, _audit(later, inside, constraint))
-    shown = choice.shown
-    audit = shown.audit if shown is not None else None
-    # The run's own limit where nothing was measured.
-    limit = shown.limit if shown else _limit(Fields(constraint, "config.yaml, constraint:")) if constraint else None
+    chosen = choose(trained, _audit(later, inside, constraint))
+    audit = chosen.get("audit")
     certificate = _certificate(folder, audit, weights)
+    if chosen["limit"] is None and constraint:  # the run's own limit where nothing was measured
+        chosen["limit"] = _limit(Fields(constraint, "config.yaml, constraint:"))
+    elif chosen["limit"] is None and certificate is not None:
+        chosen["limit"] = certificate.limit
     floor = audit if audit is not None and "noise_floor" in audit else measured
     return SafetyEvidence(
-        name, folder, limit if limit is not None else certificate.limit if certificate else None,
-        noise_floor=floor.number("noise_floor", optional=True) if floor is not None else float("nan"),
-        figures=shown.figures if shown is not None else (), origin=choice.origin, beside=choice.beside,
-        beside_origin=choice.beside_origin, audits_note=choice.note, units=_units(audit), audit=audit,
-        behaviour=choice.behaviour, table=shown.table if shown is not None else None, certificate=certificate,
-        source=_source(block, audit), closed=frozenset(split.ids["certify"] if split is not None else ()),
-        keep=str((block or {}).get("keep") or ""),
+        name, folder, noise_floor=floor.number("noise_floor", optional=True) if floor is not None else float("nan"),
+        units=_units(audit), certificate=certificate, source=_source(block, audit),
+        closed=frozenset(split.ids["certify"] if split is not None else ()),
+        keep=str((block or {}).get("keep") or ""), **chosen,
     )  # fmt: skip
 
 
 def _certificate(
     folder: Path, audit: Fields | None, weights: Mapping[str, ModelPlace] | None
 ) -> CertificateFigures | None:
-    """The certificate in a folder, None where there is none.
+    """The certificate in a folder: its sha256, its figures from the table and the content of both models are checked.
 
-    The file's own sha256, its figures from the table and the content of both models (of the run, or where there is no
-    run where the certificate says they are) are checked here; whether it still fits the prompts and the ledger is what
-    `holdfast verify` recomputes.
+    Whether it still fits the prompts and the ledger is what `holdfast verify` recomputes.
     """
     record = stored_evidence.believed_certificate(folder)
     if record is None:
@@ -186,13 +177,6 @@ def _limit(found: Fields, constraint: Mapping[str, Any] | None = None) -> Limit:
     return Limit(found.number("tau"), found.share("alpha"), found.text("unit"), first_k)
 
 
-def _from_result(measured: Fields) -> tuple[Figures, ...]:
-    found = {role: measured.inner(role) for role in ("monitor", "constraint") if role in measured}
-    return tuple(
-        _figures(role, one, round(one.share("violation_rate") * one.count("n"))) for role, one in found.items()
-    )
-
-
 def _figures(role: str, found: Fields, violations: int) -> Figures:
     return Figures(
         role, found.count("n"), violations, rate=found.share("violation_rate"), upper=found.share("violation_upper"),
@@ -213,17 +197,12 @@ def _units(audit: Fields | None) -> dict[str, dict[str, float]]:
     }
 
 
-def _source(block: Mapping[str, Any] | None, audit: Fields | None) -> Source | None:
+def _source(block: Mapping[str, Any] | None, audit: Fields | None) -> Mapping[str, Any] | None:
     if block is not None and isinstance(block.get("data"), str):
         columns, limit = block.get("columns"), block.get("limit")
-        return Source(
-            str(block["data"]),
-            {str(k): str(v) for k, v in columns.items()} if isinstance(columns, Mapping) else None,
-            limit if isinstance(limit, int) else None,
-        )
-    if audit is not None and "data" in audit:
-        return Source(audit.inner("data").text("source", ""))
-    return None
+        ours = {str(k): str(v) for k, v in columns.items()} if isinstance(columns, Mapping) else None
+        return {"data": block["data"], "columns": ours, "limit": limit if isinstance(limit, int) else None}
+    return {"data": audit.inner("data").text("source", "")} if audit is not None and "data" in audit else None
 
 
 def _missing(found: Evidence) -> tuple[tuple[str, str], ...]:

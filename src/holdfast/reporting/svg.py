@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from holdfast.core.percent import percent
+
 MINUS = "−"
 
 
@@ -65,7 +67,6 @@ def line(x1: float, y1: float, x2: float, y2: float, css: str) -> Markup:
 
 
 def polyline(points: Iterable[tuple[float, float]], css: str) -> Markup:
-    """A line through points; empty where there are fewer than two."""
     placed = [f"{x:.1f},{y:.1f}" for x, y in points]
     return element("polyline", class_=css, points=" ".join(placed)) if len(placed) > 1 else Markup("")
 
@@ -93,3 +94,21 @@ def tick_label(value: float) -> str:
     if value and abs(value) < 1e-3:
         return f"{value:.0e}".replace("e-0", "e-").replace("-", MINUS)
     return f"{value:,.6g}".replace("-", MINUS)
+
+
+def grid(x: Scale, size: Size) -> list[Markup]:
+    """Upright lines at round shares from the top margin to the bottom one, and the shares below them."""
+    bottom, values = size.height - size.bottom, ticks(x.low, x.high, 4 if size.narrow else 6)
+    marks = (
+        (line(x(v), size.top, x(v), bottom, "grid"), tick_text(percent(v), x(v), bottom + 18, size)) for v in values
+    )
+    return [part for both in marks for part in both]
+
+
+def x_axis(x: Scale, y: float, size: Size, words: str, about: int, *, whole: bool = False) -> list[Markup]:
+    """A line at the height `y` with about so many labels, only `whole` numbers on request, and words below."""
+    parts = [line(size.left, y, size.width - size.right, y, "axis")]
+    for value in ticks(x.low, x.high, about):
+        if not whole or value == int(value):
+            parts += [line(x(value), y, x(value), y + 4, "axis"), tick_text(tick_label(value), x(value), y + 17, size)]
+    return [*parts, text(words, (size.left + size.width - size.right) / 2, y + 36, "muted", "middle")]

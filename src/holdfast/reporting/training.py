@@ -11,7 +11,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from holdfast.core.percent import exact_percent, percent
-from holdfast.reporting.svg import Scale, Size, element, line, picture, polyline, text, tick_label, tick_text, ticks
+from holdfast.reporting.svg import Scale, Size, element, line, picture, polyline, text, tick_label, ticks, x_axis
 
 MAX_COLUMNS = 240
 EVENTS = {
@@ -45,7 +45,6 @@ class Course:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Known events, in a fixed order, with how often each happened."""
         found = Counter(self.events)
         return {name: found[name] for name in EVENTS if found[name]}
 
@@ -72,10 +71,11 @@ def course(rows: Sequence[Mapping[str, Any]], name: str) -> Course:
 def training_chart(found: Course, alpha: float, width: int, css: str) -> Markup:
     """Three panels over one step axis, and one row of marks for each kind of event."""
     kinds = [name for name in found.counts if name != "inactive"]
-    panel, gap = (92, 34) if width < 500 else (104, 36)
-    left = 68 if width < 500 else 92
+    narrow = width < 500
+    (panel, gap), left = ((92, 34), 68) if narrow else ((104, 36), 92)
     strip = 3 * (panel + gap) + 4
-    size = Size(width, strip + ROW * max(len(kinds), 1) + 52, left=left, right=14)
+    bottom = strip + ROW * max(len(kinds), 1) + 10
+    size = Size(width, bottom + 42, left=left, right=14)
     x = Scale(float(found.steps[0]), max(float(found.steps[-1]), float(found.steps[0]) + 1), left, width - 14)
     rates, g, m = found.violation_rate, found.g, found.multiplier
     parts = [
@@ -84,13 +84,7 @@ def training_chart(found: Course, alpha: float, width: int, css: str) -> Markup:
         *_panel(found.steps, m, "curve lambda", x, 22 + 2 * (panel + gap), panel, "multiplier λ", None),
         *_marks(found, kinds, x, strip, size),
     ]  # fmt: skip
-    bottom = strip + ROW * max(len(kinds), 1) + 10
-    for value in ticks(x.low, x.high, 4 if size.narrow else 8):
-        if value == int(value):
-            parts.append(line(x(value), bottom, x(value), bottom + 4, "axis"))
-            parts.append(tick_text(tick_label(value), x(value), bottom + 17, size))
-    parts.append(line(left, bottom, width - 14, bottom, "axis"))
-    parts.append(text("training step", (left + width - 14) / 2, bottom + 35, "muted", "middle"))
+    parts += x_axis(x, bottom, size, "training step", 4 if narrow else 8, whole=True)
     spoken = ", ".join(f"{name} {n}" for name, n in found.counts.items())
     last_g, last_m = (f"{v[-1]:.4g}" if v.size and math.isfinite(v[-1]) else "unknown" for v in (g, m))
     about = f"{len(found.steps)} steps. Events: {spoken or 'none'}. Last g {last_g}, last multiplier {last_m}."
@@ -126,10 +120,7 @@ def _panel(
 
 
 def _pieces(steps: NDArray[np.float64], values: NDArray[np.float64]) -> list[list[tuple[float, float]]]:
-    """The curve as unbroken pieces: a step without a finite value leaves a gap.
-
-    A long run is drawn by the lowest and the highest value of each column, so that no peak is lost.
-    """
+    """The curve as pieces, broken where nothing was measured; a long run by the lowest and highest value a column."""
     per = max(1, math.ceil(len(steps) / MAX_COLUMNS))
     pieces: list[list[tuple[float, float]]] = [[]]
     for start in range(0, len(steps), per):

@@ -52,11 +52,9 @@ UNFINISHED_REASON = (
     "The run is not finished: it has no result.json. holdfast train RUN.yaml --resume finishes it; one trained from "
     "Python has none, and is measured by holdfast audit --before MODEL --after ADAPTER --safety FILE."
 )
-
 RUNNING_REASON = (
     "The run is going on ({}). It writes result.json at its end, and the report is whole when it is made again then."
 )
-
 STEERING_REASON = (
     "What the model writes was not judged, and a model can keep this and stop refusing: holdfast certify without --by "
     "judges it."
@@ -95,23 +93,20 @@ def _worst(evidence: Evidence) -> Verdict:
     worst = min(each, key=lambda found: found.standing)
     if len(each) == 1:
         return worst
-    alike = [one.name for one, found in zip(sets, each, strict=True) if found.standing == worst.standing]
-    reason = f"Worst of {len(each)} safety sets, for {', '.join(alike)}: {worst.reason}"
-    return Verdict(worst.standing, worst.title, reason)
+    alike = ", ".join(one.name for one, found in zip(sets, each, strict=True) if found.standing == worst.standing)
+    return replace(worst, reason=f"Worst of {len(each)} safety sets, for {alike}: {worst.reason}")
 
 
 def _judged(evidence: Evidence) -> list[SafetyEvidence]:
     """The sets that a verdict is about.
 
-    A run that asked its model has one certificate, of the refusals it holds: answers that are not over their limit,
-    and have no claim of their own, then make nothing worse.
+    Of a run that asked its model the certificate is of refusals: answers within their limit make nothing worse.
     """
-    certified = any(one.keep == "refusals" and one.certificate is not None for one in evidence.sets)
-    spared = [
-        one for one in evidence.sets
-        if certified and one.keep == "answers" and one.certificate is None and one.figures and not one.over
+    if not any(one.keep == "refusals" and one.certificate is not None for one in evidence.sets):
+        return list(evidence.sets)
+    return [
+        one for one in evidence.sets if one.keep != "answers" or one.certificate or not one.figures or one.over
     ]  # fmt: skip
-    return [one for one in evidence.sets if one not in spared]
 
 
 def set_verdict(one: SafetyEvidence, *, unfinished: bool) -> Verdict:
@@ -120,8 +115,7 @@ def set_verdict(one: SafetyEvidence, *, unfinished: bool) -> Verdict:
         so_far = f" What is stored so far is over the limit: {_over(one)}" if one.over else ""
         return Verdict(Standing.UNFINISHED, Standing.UNFINISHED.title, UNFINISHED_REASON + so_far)
     standing, reason = _standing(one)
-    title = standing.title
-    certificate = one.certificate
+    title, certificate = standing.title, one.certificate
     if standing is Standing.OVER and certificate is not None and not certificate.record.certified:
         title = "Over the limit and not certified"
     scaled = None if certificate is None or certificate.other_model else certificate.strength
@@ -163,10 +157,9 @@ def _certified(one: SafetyEvidence, certificate: CertificateFigures) -> tuple[St
     if certificate.other_model:
         return Standing.NOT_CERTIFIED, OTHER_AUDITED
     if certificate.record.certified and certificate.bound.binding is Binding.NOT_AT_HAND:
-        return Standing.NOT_CHECKED, (
-            f"A certificate lies here; whether it speaks of this model could not be checked. {certificate.bound.why}"
-        )
-    if certificate.record.certified and certificate.full_strength:
+        unknown = "A certificate lies here; whether it speaks of this model could not be checked."
+        return Standing.NOT_CHECKED, f"{unknown} {certificate.bound.why}"
+    if certificate.passed:
         note = "" if one.figures else " No measurement besides the certificate is stored in this folder."
         steering = certificate.record.by in ("kl", "likelihood")  # what training steers by, and no replies
         standing = Standing.STEERING if steering else Standing.CERTIFIED
@@ -176,10 +169,8 @@ def _certified(one: SafetyEvidence, certificate: CertificateFigures) -> tuple[St
             f"The adapter as trained was not certified; scaled down to {setting(certificate.strength)} of its "
             "strength, it was. The figures below are those of the adapter as trained."
         )
-    return Standing.NOT_CERTIFIED, (
-        f"{_tested(certificate)} That is too many, or of too few, to conclude that at most "
-        f"{exact_percent(certificate.limit.alpha)} would."
-    )
+    few = f"That is too many, or of too few, to conclude that at most {exact_percent(certificate.limit.alpha)} would."
+    return Standing.NOT_CERTIFIED, f"{_tested(certificate)} {few}"
 
 
 def _over(one: SafetyEvidence) -> str:
@@ -205,7 +196,6 @@ def _tested(certificate: CertificateFigures) -> str:
 
 
 def headline(evidence: Evidence) -> str:
-    """What happened to behaviour, before any limit: the first thing to be read."""
     if evidence.unfinished:
         if not evidence.steps:
             return "No step of training is on record, and there is no result: nothing is known of this model."
@@ -232,9 +222,8 @@ def claim(evidence: Evidence) -> str:
         return sentences[0]
     limits = "; ".join(
         f"{one.name}: {exact_percent(one.limit.alpha)} beyond {setting(one.limit.tau)} {one.limit.words}"
-        for one in evidence.sets
-        if one.limit
-    )
+        for one in evidence.sets if one.limit
+    )  # fmt: skip
     return f"The limits on how many safety examples may degrade are, for each safety set, {limits}."
 
 

@@ -24,10 +24,7 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#|~!:@$^])")
 
 
 def visible(text: str, limit: int = MAX_SHOWN) -> str:
-    """Text with every control, direction and unassigned character as a label: U+202E becomes ⟨U+202E⟩.
-
-    Such characters could reorder or hide what is shown. Newlines and tabs stay; a very long text is cut, and says so.
-    """
+    """Text with each character that could reorder or hide what is shown as a label: U+202E becomes ⟨U+202E⟩."""
     cut = text[:limit]
     shown = "".join(c if c in "\n\t" or unicodedata.category(c) not in _HIDDEN else f"⟨U+{ord(c):04X}⟩" for c in cut)
     return f"{shown} … ({len(text) - limit:,} more characters)" if len(text) > limit else shown
@@ -39,7 +36,6 @@ def long_text(text: str) -> Markup:
 
 
 def one_line(text: str, limit: int = 300) -> str:
-    """`visible` on one line."""
     return visible(" ".join(text.split()), limit)
 
 

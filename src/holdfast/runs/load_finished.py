@@ -1,8 +1,7 @@
 """A finished run as the evidence sees it: which two models, on which prompts, under which constraint.
 
-The safety data is read and split again, and held against `splits.json`: an audit or a certificate must not speak of
-prompts that played another role in training. Sets that were built by asking are read from the run's `screening` folder,
-which must belong to the model, the task and the settings as they are now.
+The safety data is read and split again, and held against `splits.json`: no prompt may have played another role in
+training. Sets that were built by asking are read from `screening/`, of this model, task and settings.
 """
 
 import json
@@ -33,8 +32,6 @@ from holdfast.screening.settings import Keep
 
 @dataclass(frozen=True)
 class FinishedSet:
-    """One safety set of a finished run."""
-
     name: str  # of the safety set; `safety` where there is one
     folder: Path  # where its evidence goes: the run folder, or a folder of its own when there are several sets
     before: str  # the model that training started from, with its `revision`
@@ -70,11 +67,11 @@ def finished_run(run: Path) -> FinishedRun:
     """A finished run: its safety sets, each with the split that training used."""
     folder = RunFolder(run)
     if not folder.config.is_file():
-        raise ConfigError(
-            f"{run} is not a run folder: it has no {folder.config.name}",
-            remedy="name the output_dir of a `holdfast train` run, of a study's cell CELL/run; what was trained from "
-            "Python is named by its models: --before MODEL --after ADAPTER --prompts FILE",
+        remedy = (
+            "name the output_dir of a `holdfast train` run, of a study's cell CELL/run; what was trained from Python "
+            "is named by its models: --before MODEL --after ADAPTER --prompts FILE"
         )
+        raise ConfigError(f"{run} is not a run folder: it has no {folder.config.name}", remedy=remedy)
     if not folder.result.is_file():
         raise ConfigError(f"the run in {run} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")
     result = folder.finished() or {}  # its settings are those it was made with
@@ -132,10 +129,9 @@ def _finished(plan: ResolvedRun, name: str, split: Split, *, run: Path, after: P
 
 
 def _stored(split: Split) -> Path:
-    """The pairs of a run on the protocol's roles, as a file that certificates can name.
+    """The pairs of a run on the protocol's roles, as a file that certificates can name; a changed one is rewritten.
 
-    It lies in holdfast's cache, all of whose files share one ledger of openings: runs on these roles share prompts,
-    those with other numbers or seeds too. A file that was changed is written again.
+    It lies in the cache, whose files share one ledger: runs on these roles share prompts, with other seeds too.
     """
     rows = [
         row | ({} if example.category is None else {"category": example.category})

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from holdfast.runs.config import RunConfig
 from holdfast.runs.config.resolve import ResolvedRun, data_arguments, resolve
 from holdfast.runs.stages.certifiable import close_shares, warn_about_data, warn_of_shares
 from holdfast.runs.stages.finetune import Interruption, Listener, build_trainer, load_start, train, unaligned_of
-from holdfast.runs.stages.prepare import Prepared, hold, prepare, row_counts, share_scope, with_screening
+from holdfast.runs.stages.prepare import Prepared, hold, prepare, row_counts, share_scope
 from holdfast.runs.stages.result import measured_result
 from holdfast.runs.stages.run_folder import RunFolder, disk_errors, whole_folder
 from holdfast.screening.screen import Screening
@@ -109,10 +109,7 @@ def ask_theta_0(
     plan: ResolvedRun, data: Prepared, theta_0: tuple[Any, Any], before: ModelContent | None,
     listeners: Sequence[Listener],
 ) -> tuple[Prepared, Screening | None]:  # fmt: skip
-    """The run's data after asking its model, and the screening; as they were where nothing is asked.
-
-    `before` is theta_0's content on the first process; the others need not hash the model.
-    """
+    """The run's data after asking its model, and the screening; the first process alone hashes theta_0 (`before`)."""
     main = before is not None
     if plan.screening is None:
         if main:
@@ -123,7 +120,8 @@ def ask_theta_0(
     screening = hold(
         plan, data, *theta_0, model_sha256=digest, started=folder.started, listeners=listeners if main else ()
     )
-    asked = with_screening(data, screening, list(plan.config.safety))
+    every = {**data.safety, **screening.sets}  # in the order of the run file
+    asked = replace(data, task=screening.kept(data.task), safety={name: every[name] for name in plan.config.safety})
     if main:
         scope = share_scope(digest, data.task)
         warn_of_shares(plan, asked, list(plan.config.prompt_sets), scope)

@@ -37,7 +37,8 @@ from holdfast.models.content import content_of
 from holdfast.models.handle import load_unmerged
 from holdfast.records.audit import Audit
 from holdfast.records.stored_evidence import believed_result
-from holdfast.runs.config import config_from_dict, resolved, stored_config
+from holdfast.runs.config import config_from_dict, stored_config
+from holdfast.runs.config.resolve import resolved
 from holdfast_lab.data.catalogue import NAMES, load
 from holdfast_lab.evaluation import evaluate as evaluation
 from holdfast_lab.evaluation.evaluate import held_out

@@ -157,7 +157,7 @@ def test_push_to_hub_sends_one_run_and_says_where(holdfast, run, monkeypatch):
         pushed.append((folder, repository, private))
         return "https://hub/somebody/a-model"
 
-    monkeypatch.setattr("holdfast.reporting.hub.push_to_hub", push)
+    monkeypatch.setattr("holdfast.reporting.card.push_to_hub", push)
     code, out, _ = holdfast("report", run, "--push-to-hub", "somebody/a-model", "--private")
     assert code == 0
     assert pushed == [(run, "somebody/a-model", True)]
@@ -170,7 +170,7 @@ def test_push_to_hub_sends_one_run_and_says_where(holdfast, run, monkeypatch):
 
 
 def test_nothing_is_pushed_without_being_asked(holdfast, run, monkeypatch):
-    monkeypatch.setattr("holdfast.reporting.hub.push_to_hub", lambda *_, **__: pytest.fail("pushed"))
+    monkeypatch.setattr("holdfast.reporting.card.push_to_hub", lambda *_, **__: pytest.fail("pushed"))
     code, _, err = holdfast("report", run, "--private")
     assert code == 2
     assert "--private without --push-to-hub" in err

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from holdfast.records.run_record import settings_sha256
-from holdfast.runs.config import load_config, resolved
+from holdfast.runs.config import load_config
+from holdfast.runs.config.resolve import resolved
 
 
 def hash_of(config):

@@ -14,8 +14,7 @@ from tests.unit.report.synthetic import Words, certificate, write_plain_audit, w
 from tests.unit.report.test_report_behaviour import KEPT, watched
 
 from holdfast.core.errors import ConfigError, ResourceError
-from holdfast.reporting.card import MARKER
-from holdfast.reporting.hub import push_to_hub
+from holdfast.reporting.card import MARKER, push_to_hub
 
 REPOSITORY = "somebody/a-model"
 ADDRESS = f"https://huggingface.co/{REPOSITORY}"

@@ -1,15 +1,17 @@
 """Blocks of a run file that name data: what they have in common, and what a run holds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_serializer
+from pydantic.functional_validators import AfterValidator, BeforeValidator, field_validator, model_validator
 
 from holdfast.defaults import default
 from holdfast.screening.settings import AUTO
 
 SPELLED_OUT: Final = {name: {"prompts": list(one.prompts), "keep": one.keep} for name, one in AUTO.items()}
 NAMED_PROMPTS = ("task", "probes", "everyday", "borderline")  # the task's own, and those that are shipped with holdfast
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz")
 
 
 def number(value: Any) -> Any:
@@ -22,7 +24,27 @@ def number(value: Any) -> Any:
     return value
 
 
+def located(*suffixes: str, names: Sequence[str] = ()) -> AfterValidator:
+    """A path made absolute, from the run file's folder (the context), so that it means the same from anywhere.
+
+    What ends in one of `suffixes`, begins with `.` or `/`, or is there is a path; `names` and hub ids stay.
+    """
+
+    def locate(value: str, info: ValidationInfo) -> str:
+        if info.context is None or value in names:
+            return value
+        path = info.context / value
+        return (
+            str(path.resolve()) if value.endswith(suffixes) or value.startswith((".", "/")) or path.exists() else value
+        )
+
+    return AfterValidator(locate)
+
+
 Number = Annotated[float, BeforeValidator(number)]
+Text = Annotated[str, Field(min_length=1)]
+DataPlace = Annotated[Text, located(*DATA_SUFFIXES)]
+ModelPlace = Annotated[Text, located("/", names=["embedded"])]
 
 
 class Block(BaseModel):
@@ -36,7 +58,7 @@ class DataBlock(Block):
 
     sources: ClassVar[dict[str, str]] = {}
 
-    data: str | None = Field(default=None, min_length=1)
+    data: DataPlace | None = None
     """A .jsonl, .json, .csv, .tsv or .parquet file, relative to the run file, or a hub data set."""
     columns: dict[str, str] | None = None  # our names (prompt, completion, messages, text) to the file's columns
     split: str | None = None
@@ -71,7 +93,9 @@ class SafetyBlock(DataBlock):
 
     role: Literal["constraint"] | None = None
     """`constraint`: the protocol's constraint, monitor and certify pairs, instead of `data`."""
-    prompts: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None, min_length=1)
+    prompts: list[Annotated[Text, located(*DATA_SUFFIXES, names=NAMED_PROMPTS)]] | None = Field(
+        default=None, min_length=1
+    )
     """What to ask the model before training: `task`, `probes`, `everyday`, `borderline`, files and hub data sets."""
     keep: Literal["refusals", "answers"] | None = None  # which of its replies to `prompts` are held
     limit: int | None = Field(default=None, ge=1)

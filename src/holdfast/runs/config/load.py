@@ -15,7 +15,6 @@ from holdfast.runs.config.presets import defense_name, filled
 from holdfast.runs.config.problems import Problem, check_block, check_fields, from_pydantic, raise_problems
 from holdfast.runs.config.schema import RunConfig
 
-DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz")
 OWNED = {
     "output_dir": "set `output_dir` at the top of the run file",
     "run_dir": "set `output_dir` at the top of the run file",
@@ -33,10 +32,7 @@ OWNED = {
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read and check a run file, with `key.path=value` overrides put over it; values are YAML.
-
-    Relative data and model paths in it are relative to its folder.
-    """
+    """Read and check a run file with `key.path=value` overrides (YAML); paths in it are relative to its folder."""
     raw, where = read_settings(Path(path), overrides)
     return config_from_dict(raw, folder=Path(path).parent, where=where)
 
@@ -46,7 +42,7 @@ def read_settings(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any],
     raw = read_yaml(path)
     for override in overrides:
         put_override(raw, override)
-    return raw, f"{path} with {' '.join(overrides)}" if overrides else str(path)
+    return raw, " with ".join(filter(None, (str(path), " ".join(overrides))))
 
 
 def stored_config(path: Path) -> RunConfig:
@@ -55,16 +51,13 @@ def stored_config(path: Path) -> RunConfig:
 
 
 def todays_spelling(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings with the filter's options under `defense`: they had a block of their own before version 0.2.
-
-    Options that did not exist then are filled in, as they are when they are off.
-    """
+    """Stored settings as of version 0.2: the filter's options are under `defense`, later ones as when they are off."""
     values = dict(stored)
-    written, options = values.get("defense"), values.pop("filter", None)
-    if not isinstance(written, Mapping):
-        return dict(stored)
-    defense = {**written, **(options if isinstance(options, Mapping) else {})}
-    return {**values, "defense": {**LATER_OPTIONS, **defense} if "trust_region" in defense else defense}
+    if isinstance(values.get("defense"), Mapping):
+        options = values.pop("filter", None)
+        defense = {**values["defense"], **(options if isinstance(options, Mapping) else {})}
+        values["defense"] = {**LATER_OPTIONS, **defense} if "trust_region" in defense else defense
+    return values
 
 
 def config_from_dict(
@@ -75,11 +68,13 @@ def config_from_dict(
     With `complete`, `train` says all that it means to: what it leaves out is TRL's, not a run file's default.
     """
     shared = is_single(raw.get("constraint", {}))
-    raw = filled(_with_absolute_paths(raw, folder or Path()), complete=complete)
+    if isinstance(raw.get("task"), str):  # a task that is written as one word is its file
+        raw = {**raw, "task": {"data": raw["task"]}}
+    raw = filled(raw, complete=complete)
     single = is_single(raw["safety"], SafetyBlock)
     checked, problems = _check_blocks(raw, single or shared)
     try:
-        config = RunConfig.model_validate({**raw, **checked})
+        config = RunConfig.model_validate({**raw, **checked}, context=folder or Path())
     except ValidationError as error:
         raise_problems(from_pydantic(error, single) + problems, where)
         raise
@@ -93,51 +88,18 @@ def put_override(raw: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ConfigError(f"override {override!r}: expected key=value", remedy="for example train.learning_rate=1e-4")
     block = raw
-    for depth, key in enumerate(keys[:-1]):
+    for depth, key in enumerate(keys[:-1], start=1):
         inner = {} if block.get(key) is None else block[key]
-        if depth == 0 and key in ("defense", "task") and isinstance(inner, str):  # one word stands for a block
+        if depth == 1 and key in ("defense", "task") and isinstance(inner, str):  # one word stands for a block
             inner = {"name" if key == "defense" else "data": inner}
         elif not isinstance(inner, dict):
-            what = f"override {override!r}: {'.'.join(keys[: depth + 1])} is a value, not a block"
-            raise ConfigError(what, remedy=f"override {'.'.join(keys[: depth + 1])} itself")
+            place = ".".join(keys[:depth])
+            raise ConfigError(
+                f"override {override!r}: {place} is a value, not a block", remedy=f"override {place} itself"
+            )
         block[key] = inner
         block = inner
     block[keys[-1]] = parse_yaml(text, f"override {override!r}")
-
-
-def _with_absolute_paths(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The settings with data and model paths made absolute, so that they mean the same from anywhere.
-
-    A task that is written as one word is its file.
-    """
-
-    def locate(value: Any, *suffixes: str) -> Any:
-        if not isinstance(value, str) or not value:
-            return value
-        is_path = value.endswith(suffixes) or value.startswith((".", "/")) or (folder / value).exists()
-        return str((folder / value).resolve()) if is_path else value
-
-    def block(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        data = {"data": locate(value["data"], *DATA_SUFFIXES)} if "data" in value else {}
-        asked = value.get("prompts")
-        if isinstance(asked, list):
-            data["prompts"] = [name if name in NAMED_PROMPTS else locate(name, *DATA_SUFFIXES) for name in asked]
-        return {**value, **data}
-
-    changed = {**raw, "task": {"data": raw["task"]}} if isinstance(raw.get("task"), str) else {**raw}
-    changed |= {key: locate(raw[key], "/") for key in ("model", "unaligned") if raw.get(key) not in (None, "embedded")}
-    changed |= {key: block(changed[key]) for key in ("task", "harmful") if key in changed}
-    conflicts, screening, safety = raw.get("conflicts"), raw.get("screening"), raw.get("safety")
-    if isinstance(conflicts, Mapping) and isinstance(ids := conflicts.get("learn"), str) and ids:
-        changed["conflicts"] = {**conflicts, "learn": str((folder / ids).resolve())}
-    if isinstance(screening, Mapping) and "judge" in screening:
-        changed["screening"] = {**screening, "judge": locate(screening["judge"], "/")}
-    if isinstance(safety, Mapping):
-        single = is_single(safety, SafetyBlock)
-        changed["safety"] = block(safety) if single else {name: block(inner) for name, inner in safety.items()}
-    return changed
 
 
 def _check_blocks(raw: Mapping[str, Any], shared: bool) -> tuple[dict[str, Any], list[Problem]]:
@@ -179,7 +141,7 @@ def _check_defense(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
 
 def check_together(config: RunConfig) -> list[Problem]:
     """Every contradiction between blocks that are each valid."""
-    parts = (_names, _adapter, _defense, _asking, _data)
+    parts = (_shape, _defense, _asking, _data)
     return [Problem(*entry) for part in parts for entry in part(config)]
 
 
@@ -193,16 +155,11 @@ def _refused(key: str, look_up: Any, *arguments: Any) -> Found:
         yield key, error.what, error.remedy
 
 
-def _names(config: RunConfig) -> Found:
+def _shape(config: RunConfig) -> Found:
     if set(config.constraint) != set(config.safety):
         expected, found = ", ".join(config.safety), ", ".join(config.constraint)
-        yield (
-            "constraint", f"expected the names of the safety sets ({expected}), found {found}",
-            "name them alike, or write one block for all",
-        )  # fmt: skip
-
-
-def _adapter(config: RunConfig) -> Found:
+        what = f"expected the names of the safety sets ({expected}), found {found}"
+        yield "constraint", what, "name them alike, or write one block for all"
     continued = "continue goes on training an adapter, "
     if config.adapter_policy == "continue" and (config.lora is None or config.quantization is not None):
         what = "`lora: null`" if config.lora is None else f"quantization {config.quantization}"

@@ -105,8 +105,7 @@ def defense_name(raw: Mapping[str, Any]) -> Any:
 def filled(raw: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
     """The settings with what the file need not write: the preset's values, then those of the table.
 
-    `constraint` becomes one block a safety set. `preset: paper` is passed on to the defense, which knows its own
-    constants. With `complete`, `train` says all that it means to.
+    With `complete`, `train` says all that it means to. The defense has constants of `preset: paper`, too.
     """
     values, preset = {**raw, "safety": _safety(raw)}, str(raw.get("preset"))
     entries, name = PRESETS.get(preset, ()), defense_name(raw)
@@ -125,7 +124,7 @@ def filled(raw: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
             limit[field] = entry.value
         elif block != "defense" and isinstance(written := values.get(block, {}), Mapping):
             values[block] = {field: entry.value, **written}
-    values["constraint"] = _constraints(values, _default_unit(name), limit)
+    values["constraint"] = _constraints(values, name, limit)
     train = values.get("train", {})
     if raw.get("preset") is None and not complete and isinstance(train, Mapping):
         # What the file says comes first: problems are reported in its order.
@@ -149,18 +148,13 @@ def _safety(raw: Mapping[str, Any]) -> Any:
     return copy.deepcopy(SPELLED_OUT) if safety == "auto" else safety
 
 
-def _default_unit(name: Any) -> dict[str, Any]:
-    """The defense's unit, for nearly all of them KL to the reference, so that runs of different defenses compare."""
+def _constraints(values: Mapping[str, Any], defense: Any, preset: Mapping[str, Any]) -> Any:
+    """One block a safety set: what is written (for all or by name), preset, what is asked for, the defense's unit.
+
+    Nearly all defenses have the same unit, KL to the reference, so that their runs compare.
+    """
     from holdfast.training.hooks import DEFENSES
 
-    return {"unit": DEFENSES[name].unit} if isinstance(name, str) and name in DEFENSES else {}
-
-
-def _constraints(values: Mapping[str, Any], unit: Mapping[str, Any], preset: Mapping[str, Any]) -> Any:
-    """One block a safety set: what is written, then the preset, the limits of what is asked for, the defense's unit.
-
-    One block is written for all sets, or blocks by name, which need not name every set that is asked for.
-    """
     safety, written = values["safety"], values.get("constraint", {})
     if safety == {} or not isinstance(written, Mapping):
         return {} if safety == {} else written
@@ -169,6 +163,7 @@ def _constraints(values: Mapping[str, Any], unit: Mapping[str, Any], preset: Map
     asked = [name for name, block in sets.items() if isinstance(block, Mapping) and block.get("prompts") is not None]
     keeps = {name: sets[name]["keep"] for name in asked if sets[name].get("keep") in SPELLED_OUT}
     blocks = dict.fromkeys(sets, written) if is_single(written) else {name: {} for name in asked} | dict(written)
+    unit = {"unit": DEFENSES[defense].unit} if isinstance(defense, str) and defense in DEFENSES else {}
     found = {}
     for name, block in blocks.items():
         over = {**preset, **block}

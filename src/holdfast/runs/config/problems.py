@@ -54,10 +54,8 @@ def raise_problems(problems: Sequence[Problem], where: str) -> None:
 def _kind(value: Any) -> str:
     if value is None:
         return "nothing"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float) or (isinstance(value, str) and len(value) <= 40):
-        return f"{value!r}"
+    if isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 40):
+        return str(value).lower() if isinstance(value, bool) else repr(value)
     return next((word for kind, word in WORDS.items() if isinstance(value, kind)), "a value")
 
 
@@ -76,10 +74,9 @@ def _expectation(hint: Any) -> str:
 
 
 def _mismatch(key: str, expected: str, value: Any) -> Problem:
-    quoted = isinstance(value, bool) and "text" in expected
-    remedy = (
-        "YAML reads yes, no, on and off as true or false: put it in quotes" if quoted else f"set {key} to {expected}"
-    )
+    remedy = f"set {key} to {expected}"
+    if isinstance(value, bool) and "text" in expected:
+        remedy = "YAML reads yes, no, on and off as true or false: put it in quotes"
     return Problem(key, f"expected {expected}, found {_kind(value)}", remedy)
 
 
@@ -101,27 +98,24 @@ def check_fields(
 ) -> tuple[dict[str, Any], list[Problem]]:  # fmt: skip
     """The good values as the dataclass wants them, and a `Problem` for each key that is unknown or of the wrong kind.
 
-    `refused` are fields that exist but are set elsewhere, each with the place; `choices` are the names that a registry
-    knows for a field.
+    `refused`: fields that are set elsewhere, each with the place; `choices`: names that a registry knows for a field.
     """
     refused = refused or {}
     known = [name for name in field_names(cls) if name not in refused]
     hints = typing.get_type_hints(cls) | {name: typing.Literal[names] for name, names in (choices or {}).items()}
     checked: dict[str, Any] = {}
-    problems: list[Problem] = []
+    problems: list[Problem | None] = []
     for name, value in values.items():
-        key = f"{where}.{name}"
+        key, problem = f"{where}.{name}", None
         if name in refused:
-            problems.append(Problem(key, "is not set here", refused[name]))
+            problem = Problem(key, "is not set here", refused[name])
         elif name not in known:
-            problems.append(_unknown_key(key, str(name), known))
+            problem = _unknown_key(key, str(name), known)
         else:
             converted, problem = _check_value(key, value, hints[name])
-            if problem is None:
-                checked[name] = converted
-            else:
-                problems.append(problem)
-    return checked, problems
+            checked |= {name: converted} if problem is None else {}
+        problems.append(problem)
+    return checked, [problem for problem in problems if problem is not None]
 
 
 def check_block(values: Mapping[Any, Any], cls: Any, key: str) -> tuple[dict[str, Any], list[Problem]]:

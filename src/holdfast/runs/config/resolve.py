@@ -1,15 +1,14 @@
-"""What a `RunConfig` stands for: objects of torch, TRL and PEFT, and the settings with nothing left implicit.
-
-`resolve` makes everything once; the result is handed on. The classes come with torch, hence the imports inside the
-functions: a mistake in a run file is reported before any of those is loaded.
-"""
-
-from __future__ import annotations
+"""What a `RunConfig` stands for: objects of torch, TRL and PEFT, and the settings with nothing left implicit."""
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from peft import LoraConfig
+from transformers.utils import is_torch_bf16_gpu_available
+
+from holdfast.certification.kept import Limits
+from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.hashing import plain
 from holdfast.core.redaction import redact
@@ -18,19 +17,14 @@ from holdfast.defaults import constraint_defaults, default
 from holdfast.records.run_record import settings_sha256
 from holdfast.runs.config.load import OWNED
 from holdfast.runs.config.schema import RunConfig
-
-if TYPE_CHECKING:
-    from holdfast.certification.kept import Limits
-    from holdfast.constraint.chance import ChanceConstraint
-    from holdfast.screening.settings import ScreeningSettings
-    from holdfast.training.config import SafeSFTConfig
-    from holdfast.training.hooks import Defense
+from holdfast.screening.conflicts import read_ids
+from holdfast.screening.settings import PromptSet, ScreeningSettings
+from holdfast.training.config import SafeSFTConfig
+from holdfast.training.hooks import DEFENSES, Defense
 
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedRun:
-    """One run, resolved once."""
-
     config: RunConfig
     constraints: dict[str, ChanceConstraint]  # by safety set
     defense: Defense
@@ -50,8 +44,6 @@ class ResolvedRun:
     @property
     def behaviour_limits(self) -> Limits:
         """The shares of kept behaviour that may be lost: of refusals the constraint's alpha."""
-        from holdfast.certification.kept import Limits
-
         kept = [name for name, block in self.config.prompt_sets.items() if block.keep == "refusals"]
         return Limits(refusals=max(self.constraints[name].alpha for name in (kept or self.config.safety)))
 
@@ -70,8 +62,6 @@ def resolve(config: RunConfig, *, elsewhere: bool = False) -> ResolvedRun:
 
 
 def constraints(config: RunConfig) -> dict[str, ChanceConstraint]:
-    """The chance constraint of every safety set."""
-    from holdfast.constraint.chance import ChanceConstraint
 
     base = constraint_defaults()
     return {name: ChanceConstraint(**{**base, **block}) for name, block in config.constraint.items()}
@@ -79,20 +69,13 @@ def constraints(config: RunConfig) -> dict[str, ChanceConstraint]:
 
 def defense(config: RunConfig) -> Defense:
     """The defense with its options; those of `holdfast` are in the table."""
-    from holdfast.training.hooks import DEFENSES
-
     cls: Any = DEFENSES[config.defense.name]
     base = table_block("defense") if config.defense.name == "holdfast" else {}
     return cast("Defense", cls(cls.Config(**{**base, **config.defense.options})))
 
 
 def data_arguments(config: RunConfig) -> dict[str, Any]:
-    """Which data the run reads, as keyword arguments of `holdfast.runs.stages.prepare.prepare`.
-
-    Safety sets with `prompts` are left out: the model is asked for them. Harmful pairs are read where they are needed.
-    """
-    from holdfast.training.hooks import DEFENSES
-
+    """Arguments of `stages.prepare.prepare`. Safety sets with `prompts` are left out: the model is asked for them."""
     harmful = {"role": "harmful"} if config.harmful is None else config.harmful.model_dump()
     return {
         "task": config.task.model_dump(),
@@ -106,12 +89,8 @@ def data_arguments(config: RunConfig) -> dict[str, Any]:
 def screening_settings(config: RunConfig) -> ScreeningSettings | None:
     """What is asked and held, and what becomes of conflicts; None where the model is not asked.
 
-    It is asked to build sets, to find conflicts, or to be watched afterwards. Runs on the protocol's roles are measured
-    by their study. A run that holds pairs of the user's own keeps every row unless `conflicts` is written.
+    A run that holds pairs of the user's own keeps every row unless `conflicts` is written.
     """
-    from holdfast.screening.conflicts import read_ids
-    from holdfast.screening.settings import PromptSet, ScreeningSettings
-
     pairs = any(block.data is not None for block in config.safety.values())
     if not config.asks and not (pairs and (config.monitor.prompts or config.conflicts is not None)):
         return None
@@ -129,11 +108,8 @@ def screening_settings(config: RunConfig) -> ScreeningSettings | None:
 
 
 def peft_config(config: RunConfig) -> Any:
-    """PEFT's `LoraConfig`, or None for training every parameter."""
     if config.lora is None:
         return None
-    from peft import LoraConfig
-
     # With the base's revision: an adapter that does not name it is read on another commit later.
     return LoraConfig(
         r=config.lora.r, lora_alpha=config.lora.alpha, lora_dropout=config.lora.dropout,
@@ -144,13 +120,8 @@ def peft_config(config: RunConfig) -> Any:
 def training_arguments(config: RunConfig, *, elsewhere: bool = False) -> SafeSFTConfig:
     """The `SafeSFTConfig` of the run; what TRL refuses is a `ConfigError` under `train`.
 
-    Where the run leaves `train.bf16` open, bf16 is used on GPUs that have it: TRL would use it everywhere, and fail on
-    a machine without GPU.
+    bf16, where left open, is used on GPUs that have it: TRL would use it everywhere, and fail on a machine without GPU.
     """
-    from transformers.utils import is_torch_bf16_gpu_available
-
-    from holdfast.training.config import SafeSFTConfig
-
     train = dict(config.train)
     if train.get("bf16") is None:
         train["bf16"] = not train.get("fp16", False) and is_torch_bf16_gpu_available()
@@ -177,9 +148,6 @@ def training_arguments(config: RunConfig, *, elsewhere: bool = False) -> SafeSFT
 
 def resolved(config: RunConfig) -> dict[str, Any]:
     """Every setting of the run, defaults included, as plain JSON values in the shape of a run file; secrets blanked."""
-    from holdfast.constraint.chance import ChanceConstraint
-    from holdfast.training.config import SafeSFTConfig
-
     values = config.model_dump()
     values["train"] = {k: v for k, v in defaults(SafeSFTConfig).items() if k not in OWNED} | config.train
     base = defaults(ChanceConstraint) | constraint_defaults()

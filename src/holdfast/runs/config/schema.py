@@ -1,20 +1,18 @@
 """What a run file may say: the shape of every block, with its defaults.
 
-The blocks `constraint`, `train` and the options of a defense mirror dataclasses elsewhere (`ChanceConstraint`,
-`SafeSFTConfig`, a defense's `Config`); they are kept as mappings here and checked against those classes by
-`holdfast.runs.config.load`, so that each field is documented in one place.
+`constraint`, `train` and a defense's options mirror dataclasses elsewhere, against which `load` checks them.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_serializer, model_validator
 
 from holdfast.data.templates import Template
 from holdfast.defaults import default
 from holdfast.records.run_record import NAME, RESERVED, SINGLE
-from holdfast.runs.config.blocks import Block, DataBlock, Number, SafetyBlock, is_single
+from holdfast.runs.config.blocks import Block, DataBlock, ModelPlace, Number, SafetyBlock, is_single
 from holdfast.screening.settings import Rule
 
 DROPS_NOTHING = frozenset({"sft"})
@@ -83,9 +81,10 @@ class LoraBlock(Block):
         raise ValueError("expected 'all-linear' or a list of module names")
 
 
-def _conflicts(value: Any) -> Any:
-    learns = isinstance(value, Mapping) and set(value) == {"learn"} and isinstance(value["learn"], str)
-    if value in (None, "drop", "keep", "fail") or (learns and value["learn"]):
+def _conflicts(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, Mapping) and set(value) == {"learn"} and isinstance(value["learn"], str) and value["learn"]:
+        return {"learn": str(((info.context or Path()) / value["learn"]).resolve())}
+    if value in (None, "drop", "keep", "fail"):
         return value
     raise ValueError("expected drop, keep, fail or {learn: FILE}")
 
@@ -108,7 +107,7 @@ class ScreeningBlock(Block):
     engine: str = Field(default="auto", min_length=1)  # what decodes: auto, transformers, continuous, vllm or endpoint
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Of that engine: `{base_url: http://localhost:8000/v1, model_name: ...}` for an endpoint."""
-    judge: str | None = Field(default=None, min_length=1)
+    judge: ModelPlace | None = None
     """A name of `holdfast ls judges`, or a trained judge's folder: finds more conflicts, settles unsorted replies."""
 
 
@@ -134,7 +133,7 @@ class RunConfig(Block):
     preset: Literal["paper", "small"] | None = None
     stage: Literal["align", "finetune"] = "finetune"
     """What the run is: training on safe pairs (`align`; the default with `task: {role: align}`), or on the task."""
-    model: str = Field(min_length=1)  # Hub id, local folder (relative to the run file), adapter, or `embedded`
+    model: ModelPlace  # Hub id, local folder (relative to the run file), adapter, or `embedded`
     revision: str | None = None
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     quantization: Literal["4bit", "8bit"] | None = None
@@ -153,7 +152,7 @@ class RunConfig(Block):
     monitor: MonitorBlock = Field(default_factory=MonitorBlock)
     harmful: HarmfulBlock | None = None
     """For defenses that need them; on the protocol's data the role `harmful` unless given."""
-    unaligned: str | None = Field(default=None, min_length=1)
+    unaligned: ModelPlace | None = None
     """The model before alignment (hub id, folder), for defenses that need it; null: where `model` is an adapter, what
     it was trained on."""
     constraint: dict[str, dict[str, Any]]
@@ -225,10 +224,7 @@ class RunConfig(Block):
 
     @property
     def conflicts_rule(self) -> tuple[Rule, bool, Path | None]:
-        """What becomes of conflicts, whether `screening.max_dropped` limits that, and the file of ids to train on.
-
-        As written, without a limit; else `drop` under the limit, or nothing for plain SFT.
-        """
+        """What becomes of conflicts, whether `screening.max_dropped` limits that, and the file of ids to train on."""
         if isinstance(self.conflicts, dict):
             return "learn", False, Path(self.conflicts["learn"])
         if self.conflicts is not None:
@@ -244,12 +240,8 @@ class RunConfig(Block):
 FILE_NAME = "run-file.schema.json"
 SHIPPED = Path(__file__).with_name(FILE_NAME)
 EDITOR_COMMENT = f"# yaml-language-server: $schema={FILE_NAME}"
-"""The line by which editors find the JSON Schema that `holdfast init` writes beside a run file.
-
-`python -m tools.run_file_schema` makes the schema from these classes; what it cannot say, `holdfast check` reports.
-"""
+"""The line by which editors find the schema that `holdfast init` writes; `python -m tools.run_file_schema` makes it."""
 
 
 def shipped_schema() -> str:
-    """The schema's file, as it is in the package."""
     return SHIPPED.read_text(encoding="utf-8")

@@ -1,9 +1,7 @@
 """What an alignment learns: refusals of prompts that ask for harm, and the model's own answers to ordinary ones.
 
-Refusals alone would teach a model to refuse everything, so most rows are ordinary answers: to everyday prompts, to
-borderline ones, which sound like harm and are fine, and to tasks, such as a ticket to route or a line to translate. An
-answer is the beginning of the model's own greedy reply; its end token is learnt only where the reply ended, so that
-replies do not become shorter.
+Refusals alone would teach it to refuse everything. An answer is the beginning of its own greedy reply; the end token is
+learnt only where the reply ended, so that replies do not become shorter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,18 +29,13 @@ FEWEST = 20  # own answers to the prompts of one ordinary source below which the
 
 @dataclass(frozen=True)
 class AlignmentPrompts:
-    """The prompts of an alignment."""
-
     refuse: list[Example]
     ordinary: dict[str, list[Example]]  # by source; these and `refuse` are trained on
     held_out: dict[str, list[Example]]  # probes and ordinary prompts of other kinds, by source: only asked
 
 
 def bundled_prompts(extra: Sequence[Example], *, held_out: int, seed: int) -> AlignmentPrompts:
-    """Bundled prompts of use `steer` and `extra` to train on; at most `held_out` of each set of use `monitor` to ask.
-
-    Held-out prompts that are near-duplicates of `extra` are left out: they would no longer be held out.
-    """
+    """Bundled prompts of use `steer` and `extra` to train on; at most `held_out` of `monitor`, none like `extra`."""
     kept = {}
     for name in ("probes", *ORDINARY):
         examples = bundled(name, "monitor")
@@ -62,10 +55,7 @@ def spread(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
 
 
 def refusal_rows(prompts: Sequence[Example], count: int, tokenizer: Any, *, seed: int, length: int) -> list[Encoded]:
-    """`count` rows, the prompts in turn, each time with another generic refusal.
-
-    Only refusals that the rules recognise: one that they miss would be taught, and then neither held nor counted.
-    """
+    """`count` rows, each with another generic refusal that the rules recognise: others would not be held later."""
     texts = [text for text in GENERIC if sort_reply(text, truncated=False) == REFUSED]
     chosen = zip(in_turn(prompts, count, seed, "refusals"), in_turn(texts, count, seed, "texts"), strict=True)
     examples = [make_example(as_chat(e).prompt, as_turns("assistant", text), e.where) for e, text in chosen]

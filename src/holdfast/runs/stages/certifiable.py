@@ -15,6 +15,7 @@ from holdfast.data.examples import Example, prompt_text
 from holdfast.data.near_duplicates import clusters
 from holdfast.data.shingles import prompt_marks
 from holdfast.data.split_record import SplitRecord
+from holdfast.data.splits import Split
 from holdfast.defaults import default
 from holdfast.runs.config import RunConfig
 from holdfast.runs.config.resolve import ResolvedRun
@@ -39,23 +40,26 @@ def warn_about_data(plan: ResolvedRun, data: Prepared) -> None:
 
 def warn_of_shares(plan: ResolvedRun, data: Prepared, names: Sequence[str], scope: str = "") -> None:
     """Log which certify shares are too small, or opened already; `scope` as in `ledger_of`, of sets that were asked."""
-    config = plan.config
     for name in names:
-        split, block = data.safety[name], config.safety[name]
-        within = scope if name in config.prompt_sets else None
-        for found in (
-            certify_note(split.record, alpha=plan.constraints[name].alpha, openings=block.openings),
-            openings_note(block.data, split.certify, openings=block.openings, run=config.output_dir, scope=within),
-        ):
-            if found is not None:
-                logger.warning("%s: %s", name, found)
+        notes = share_notes(plan, name, data.safety[name], scope if name in plan.config.prompt_sets else None)
+        for found in filter(None, notes.values()):
+            logger.warning("%s: %s", name, found)
+
+
+def share_notes(plan: ResolvedRun, name: str, split: Split, scope: str | None = None) -> dict[str, str | None]:
+    """What to know about the size of a set's certify share, and about its openings."""
+    block, run = plan.config.safety[name], plan.config.output_dir
+    alpha, openings = plan.constraints[name].alpha, block.openings
+    return {
+        "certify_note": certify_note(split.record, alpha=alpha, openings=openings),
+        "openings_note": openings_note(block.data, split.certify, openings=openings, run=run, scope=scope),
+    }
 
 
 def certify_note(record: SplitRecord, *, alpha: float, openings: int) -> str | None:
     """What to know about a certify share that is absent, too small, or just large enough; None when it has room.
 
-    Near-duplicate prompts count as one, as they do in a certificate; each opening gets an equal part of the allowed
-    error.
+    Near-duplicate prompts count as one; each opening gets an equal part of the allowed error.
     """
     share = record.fractions[2] if record.fractions is not None else 0.0
     return _enough_note(record.clusters["certify"], record.counts["certify"], share, alpha=alpha, openings=openings)
@@ -70,10 +74,7 @@ def bundled_share(prompts: Sequence[str], keep: Keep, limit: int | None = None) 
 def asked_note(
     prompts: Sequence[str], keep: Keep, *, alpha: float, openings: int, limit: int | None = None
 ) -> str | None:
-    """How many certify prompts a set has whose model was not asked yet: of the bundled prompts alone.
-
-    Only those count that the model before refuses (or answers), which nobody knows yet.
-    """
+    """How many certify prompts a set has whose model was not asked yet: of the bundled ones, at most."""
     certify = bundled_share(prompts, keep, limit)
     if not certify:
         return "no bundled certify prompts: they can come from dropped task rows alone, once the model is asked"
@@ -103,10 +104,9 @@ def _enough_note(n: int, rows: int, share: float, *, alpha: float, openings: int
 
 
 def ledger_of(source: str | None, certify: Sequence[Example], scope: str | None = None) -> Ledger:
-    """The ledger that a certify share is entered in: the one of its data file or hub id, or the cache's.
+    """The ledger that a certify share is entered in: of its data file or hub id, or the cache's where it was asked for.
 
-    Shares of sets that were built by asking lie in the cache's, not beside the task file: a copy of the task has the
-    same prompts. Their public prompts count within `scope`, `scope_of` model and task.
+    Public prompts count within `scope` (`scope_of` model and task): a copy of the task file has the same prompts.
     """
     path = default_ledger(source or "")
     return Ledger(path) if scope is None else ScopedLedger(path, scope, public_ids(certify))
@@ -115,10 +115,7 @@ def ledger_of(source: str | None, certify: Sequence[Example], scope: str | None 
 def openings_note(
     source: str | None, certify: Sequence[Example], *, openings: int, run: str | Path, scope: str | None = None
 ) -> str | None:
-    """What to know about openings of the certify share that were used, or that other runs than `run` wait for.
-
-    `source` and `scope` as for `ledger_of`.
-    """
+    """What to know about openings of the share that were used, or that other runs than `run` wait for (`ledger_of`)."""
     if not certify:
         return None
     book, here = ledger_of(source, certify, scope), str(Path(run).absolute())
@@ -140,8 +137,7 @@ def openings_note(
 def close_shares(config: RunConfig, data: Prepared, scope: str = "") -> None:
     """Note the certify shares of a run as closed, so that an audit of their files can be refused.
 
-    In the ledgers beside the data files, or in the cache's. Where a ledger cannot be written the run goes on: what
-    cannot be noted there cannot be opened there either.
+    Where a ledger cannot be written the run goes on: no opening can be entered there either.
     """
     for name, block in config.safety.items():
         asked = name in config.prompt_sets

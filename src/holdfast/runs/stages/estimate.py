@@ -1,6 +1,4 @@
-"""What a run will need: estimated before any weights are loaded, from the model's configuration alone, and once more
-before the first step.
-"""
+"""What a run will need: estimated from the model's configuration alone, and once more before the first step."""
 
 import json
 import math
@@ -12,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from peft import get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from holdfast.data.encode import encode
 from holdfast.data.examples import Example, to_rows
@@ -49,8 +49,6 @@ class Memory(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """How long a run is."""
-
     steps: int
     task_batch: int
     safety_batch: int
@@ -68,8 +66,6 @@ class SidePasses(NamedTuple):
 
 def architecture(model: str, *, revision: str | None, trust_remote_code: bool) -> Any:
     """The transformers configuration of a model; of an adapter in a folder, its base's."""
-    from transformers import AutoConfig
-
     place = Path(embedded_model_dir() if model == EMBEDDED else model)
     if (place / ADAPTER_CONFIG).is_file():
         base, revision = base_of(place)
@@ -81,9 +77,6 @@ def architecture(model: str, *, revision: str | None, trust_remote_code: bool) -
 
 def model_size(config: Any, peft_config: Any) -> Size:
     """Count parameters on the meta device, where tensors have no storage; without an adapter all are trained."""
-    from peft import get_peft_model
-    from transformers import AutoModelForCausalLM
-
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         total = sum(parameter.numel() for parameter in model.parameters())
@@ -97,9 +90,9 @@ def model_size(config: Any, peft_config: Any) -> Size:
 def memory(size: Size, config: Any, *, dtype: str, full: bool, rows: int, length: int, checkpointing: bool) -> Memory:
     """Estimate device memory for `rows` examples of `length` tokens a pass.
 
-    weights = parameters * bytes per parameter; training state = trainable * 4 bytes * (gradient, Adam's two
-    moments, snapshot, constraint gradient and its average, and for an adapter its own weights); activations =
-    tokens * (what the backward pass keeps per layer, and the logits in fp32 with their gradient).
+    weights = parameters * bytes; training state = trainable * 4 bytes * (gradient, Adam's two moments, snapshot,
+    constraint gradient and its average, and for an adapter its own weights); activations = tokens * (what the backward
+    pass keeps per layer, and the logits in fp32 with their gradient).
     """
     text = config.get_text_config()
     width = 2 if dtype != "float32" else 4
@@ -113,10 +106,7 @@ def memory(size: Size, config: Any, *, dtype: str, full: bool, rows: int, length
 
 
 def passes_beside(passes: str, stage: str) -> tuple[int, int]:
-    """Passes with and without a backward beside the task's own, from the words that a defense describes them with.
-
-    Such as `3 forward + backward, 1 forward`; by stage as in `align: 4 forward + backward; finetune: ...`.
-    """
+    """Passes with and without a backward beside the task's own, from words like `3 forward + backward, 1 forward`."""
     own = re.search(rf"\b{stage}: ([^;]*)", passes)
     found = re.findall(r"(\d+) forward( \+)?", own[1] if own else passes)
     trained = sum(int(n) for n, backward in found if backward)
@@ -144,10 +134,7 @@ def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 
 
 
 def disk_of_rows(rows: Sequence[Example], tokenizer: Any) -> int:
-    """Estimate the bytes on disk that a process's task rows take while it trains.
-
-    rows * (bytes of text + 3 * (bytes of text + 12 * tokens)), of `SAMPLE` rows taken evenly.
-    """
+    """Bytes on disk of a process's rows: rows * (text + 3 * (text + 12 * tokens)), of `SAMPLE` rows taken evenly."""
     sample = rows[:: math.ceil(len(rows) / SAMPLE)] if rows else rows
     text = sum(len(json.dumps(row, ensure_ascii=False).encode()) for row in to_rows(sample))
     tokens = sum(len(encode(row, tokenizer, max_length=None).input_ids) for row in sample)

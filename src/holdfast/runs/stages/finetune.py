@@ -1,8 +1,4 @@
-"""The fine-tuning stage: the models it begins with, then model, data, constraint and defense in, trained model out.
-
-It can be stopped: the first signal ends a run after the current step, saved; the second at once. Before and after
-training there is no step to finish, so there the first signal already ends the run at once.
-"""
+"""The fine-tuning stage: the models it begins with, then model, data, constraint and defense in, trained model out."""
 
 import logging
 import signal
@@ -48,10 +44,9 @@ Listener = Callable[[dict[str, Any]], None]
 
 
 class Interruption(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
-    """A context in which SIGINT and SIGTERM ask the trainer to save and stop; `requested` says whether one arrived.
+    """A context in which the first SIGINT or SIGTERM asks the trainer (a callback) to save and stop; the second ends.
 
-    Use it as a context manager around the run and hand it to the trainer as a callback. Outside the main thread, where
-    Python cannot install handlers, it does nothing.
+    Where there is no step to finish, the first one does. Outside the main thread, without handlers, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -167,10 +162,7 @@ def build_trainer(
     arguments: Any, peft_config: Any, rows: Path, unaligned: Any = None, callbacks: Sequence[Any] = (),
     listeners: Sequence[Listener] = (),
 ) -> SafeSFTTrainer:  # fmt: skip
-    """The trainer of one run; where there are listeners, they replace the trainer's own progress output.
-
-    The task's rows lie in the folder `rows`, as text and as tokens, for as long as the trainer is used.
-    """
+    """The trainer of one run, with the task's rows in the folder `rows`; listeners replace its own progress output."""
     if rank() == 0:
         logger.info("tokenising %d task rows", len(data.task))
     full = disk_errors(f"the task's rows in {rows}", rows.parent / "checkpoints")
@@ -187,10 +179,7 @@ def build_trainer(
 
 
 def mapped_rows(examples: Sequence[Example], folder: Path) -> Dataset:
-    """Examples in TRL's format, mapped from a file in `folder`.
-
-    What `Dataset.map` makes of a mapped file it writes beside it; of rows in memory every copy stays in memory.
-    """
+    """Examples in TRL's format, mapped from a file in `folder`: of rows in memory, every copy would stay in memory."""
     every, file = uniform(examples), folder / "task.arrow"
     features = _tool_features(every)
     schema = Dataset.from_list(to_rows(every[:1]), features=features).data.schema

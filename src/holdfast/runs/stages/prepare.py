@@ -1,10 +1,7 @@
-"""The data of a run: task and safety examples are read and every safety example gets its role.
-
-Where the run asks, theta_0 is asked before training, conflicts leave the task, and its replies are held.
-"""
+"""The data of a run: what to learn, the safety examples with their roles, and what asking theta_0 changes of both."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -37,11 +34,7 @@ class Prepared:
 
 
 def row_counts(data: Prepared) -> dict[str, Any]:
-    """What became of the rows: used, skipped as malformed, and of the safety sets duplicates and contradictions.
-
-    `duplicates_dropped` have the prompt and completion of an earlier row; `contradictory_prompts` occur with more than
-    one completion, all of which are kept.
-    """
+    """What became of the rows: used, skipped as malformed, and of the safety sets duplicates and contradictions."""
 
     def used(rows: int, name: str) -> dict[str, Any]:
         found = data.skipped.get(name)
@@ -66,10 +59,9 @@ def prepare(
 ) -> Prepared:  # fmt: skip
     """Read all data of a run and split every safety set once, by prompt.
 
-    `task` holds arguments of `read_examples` with the source under `data`; or the `name` of a task with `size` and
-    `poison_ratio`; or `role: align`. A safety set likewise, with `fractions` and `on_leak`, or `role: constraint`;
-    harmful pairs likewise, or `role: harmful`. Unless the template is `none`, prompt/completion rows become one user
-    and one assistant turn. `roles` are settings of the protocol.
+    `task`: arguments of `read_examples` with the source under `data`; or `name`, `size`, `poison_ratio`; or `role`. A
+    safety set likewise, with `fractions` and `on_leak`; harmful pairs likewise. Unless the template is `none`,
+    prompt/completion rows become one user and one assistant turn. `roles` are settings of the protocol.
     """
     source = _Source(template, seed, roles)
     examples = source.task(task)
@@ -143,10 +135,7 @@ def hold(
     plan: ResolvedRun, data: Prepared, model: Any, tokenizer: Any, *, model_sha256: str, started: bool,
     listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
 ) -> Screening:  # fmt: skip
-    """The screening of a run that asks: made before its first step, read from the run folder afterwards.
-
-    `model` is theta_0, loaded and without a new adapter; `data` has the task, and the safety sets that the user wrote.
-    """
+    """The screening of a run that asks theta_0 (`model`): made before its first step, then read from the run folder."""
     run, arguments, settings, template = plan.folder, plan.arguments, plan.screening, plan.config.template
     assert settings is not None  # asked of runs that ask
     require_whole_model(
@@ -172,9 +161,3 @@ def hold(
 def share_scope(model_sha256: str, task: Sequence[Example]) -> str:
     """Within what the openings of bundled certify prompts are counted: this model before, and this task."""
     return scope_of(model_sha256, content_sha256(task))
-
-
-def with_screening(data: Prepared, screening: Screening, names: Sequence[str]) -> Prepared:
-    """The run's data after asking: the kept rows, and every safety set in the order of the run file."""
-    every = {**data.safety, **screening.sets}
-    return replace(data, task=screening.kept(data.task), safety={name: every[name] for name in names})

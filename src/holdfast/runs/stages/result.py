@@ -86,10 +86,7 @@ def measure(trainer: SafeSFTTrainer) -> _Measured:
 
 
 def summary(trainer: SafeSFTTrainer, measured: _Measured) -> dict[str, dict[str, Any]]:
-    """Violation rates, g and CVaR per safety set.
-
-    `feasible` says whether the violation rates of both splits are within alpha.
-    """
+    """Violation rates, g and CVaR per safety set; `feasible` where the rates of both splits are within alpha."""
     found: dict[str, dict[str, Any]] = {}
     for name, held in trainer.safety.items():
         limit = held.constraint

@@ -12,18 +12,20 @@ import yaml
 from safetensors import SafetensorError
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
-from holdfast.core.file_lock import LOCK_FILE
+from holdfast.core.file_lock import LOCK_FILE, RunLock
 from holdfast.core.files import fsync_path, read_plain_file, write_text
 from holdfast.core.ranks import barrier, rank
+from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.data.examples import Example
 from holdfast.records.stored_evidence import believed_result
 from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.runs.config.load import todays_spelling
 from holdfast.runs.stages.estimate import disk_of_rows
-from holdfast.training.checkpoint_store import CheckpointStore
+from holdfast.training.checkpoint_store import CheckpointStore, fingerprint_differences, step_of
 
 logger = logging.getLogger(__name__)
 
+ALIGNMENT = "alignment.json"  # what an alignment was begun with, and its figures
 MAX_LISTED = 20
 MUCH_DISK = 2**28  # bytes of task rows from which on they are worth a line
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -47,9 +49,8 @@ class RunFolder:
     def kept_if_started(self, *, made: bool) -> Iterator[None]:
         """A context that removes what a run wrote into the folder that it `made`, unless training began in it.
 
-        A run refused on the way (bad data, a tau within the noise) then does not stand in the way of the next attempt
-        with other settings. Enter it under the lock (`RunLock`), which removes the empty folder at its end: without the
-        lock, a run that is refused because another one holds the folder would delete the other's files.
+        A run refused on the way then does not stand in the way of the next. Enter it under the lock, or a run that is
+        refused because another one holds the folder would delete the other's files.
         """
         try:
             yield
@@ -117,11 +118,12 @@ class RunFolder:
     def _require_same(self, identity: Mapping[str, Any]) -> None:
         data = read_plain_file(self.config, remedy="choose another output_dir or restore the file")
         before, now = _flat(todays_spelling(parse_stored_yaml(data, self.config))), _flat(identity)
-        keys = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"]
-        if keys:
-            listed = "; ".join(f"{key}: stored {before.get(key)!r}, now {now.get(key)!r}" for key in keys[:MAX_LISTED])
-            more = "; ..." if len(keys) > MAX_LISTED else ""
-            what = f"{self.path} holds a run with other settings: {listed}{more}"
+        differ = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"]
+        if differ:
+            listed = "; ".join(
+                f"{key}: stored {before.get(key)!r}, now {now.get(key)!r}" for key in differ[:MAX_LISTED]
+            )
+            what = f"{self.path} holds a run with other settings: {listed}{'; ...' if differ[MAX_LISTED:] else ''}"
             raise CheckpointError(what, remedy="choose another output_dir, or restore these settings")
 
     def write_config(self, values: Mapping[str, Any]) -> None:
@@ -132,28 +134,71 @@ class RunFolder:
         return believed_result(self.path)
 
     def has_checkpoints(self) -> bool:
-        """Whether a checkpoint was ever committed here, be it set aside as damaged or about to be replaced.
-
-        A resume must then look at them: what it finds unusable is an error, never a silent start from step 0.
-        """
+        """Whether a checkpoint was ever committed, be it damaged: a resume must look, never silently start anew."""
         return any(not path.name.startswith(".tmp-") for path in self.checkpoints.glob("*checkpoint-*"))
 
 
+class UnfinishedAlignment(RunFolder):
+    """What an alignment to `target` leaves beside it until it is done: its last checkpoint, rows, and `inputs`.
+
+    The same command goes on from there. The output folder is only ever a whole model; once it is, this one is removed.
+    """
+
+    def __init__(self, target: Path, inputs: Mapping[str, Any]) -> None:
+        place = target.absolute()
+        super().__init__(place.with_name(f"{place.name}.unfinished"))
+        self._record, self._inputs = self.path / ALIGNMENT, dict(inputs)
+
+    @property
+    def steps(self) -> int:
+        """The steps of the last checkpoint; 0 where there is none."""
+        committed = CheckpointStore(self.checkpoints).checkpoints()
+        return step_of(committed[-1]) if committed else 0
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """A context for one process, refused in a folder of something else; without a checkpoint it leaves nothing."""
+        with RunLock(self.path):
+            self._require_own()
+            try:
+                write_sealed(self._record, {"inputs": self._inputs})
+                yield
+            finally:
+                if not self.has_checkpoints():
+                    self.remove()
+
+    def remove(self) -> None:
+        """Delete the folder, if it is there and an alignment's."""
+        if self._record.is_file():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def _require_own(self) -> None:
+        if not self._record.is_file():
+            # Beside the lock there may be what a process left that was killed while it wrote the record.
+            if any(e.name != LOCK_FILE and not e.name.startswith(f".{ALIGNMENT}.") for e in self.path.iterdir()):
+                what = f"{self.path}, where unfinished steps are kept, is not empty and holds no alignment"
+                raise ConfigError(what, remedy="delete it, or name another folder with --output")
+            return
+        differing = fingerprint_differences(read_sealed(self._record).get("inputs", {}), self._inputs)
+        if differing and self.has_checkpoints():
+            listed = "; ".join(f"{key}: stored {old}, now {new}" for key, (old, new) in differing.items())
+            raise CheckpointError(
+                f"{self.path} holds an unfinished alignment with other settings: {listed}",
+                remedy="restore these settings to go on with it, or delete that folder to start anew",
+            )
+
+
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of nested mappings by their paths, `block.key`."""
     if not isinstance(values, Mapping) or not values:
         return {prefix: values}
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
+    inner = (_flat(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items())
+    return {path: value for found in inner for path, value in found.items()}
 
 
 @contextmanager
 def disk_errors(what: str, checkpoints: Path) -> Iterator[None]:
-    """Turn a refused write into a `ResourceError` that names the checkpoint with which the run goes on.
-
-    safetensors reports a full disk as its own error type, which is not an `OSError`.
-    """
+    """Turn a refused write (safetensors has an error of its own) into one that names the checkpoint to go on from."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -168,10 +213,7 @@ def disk_errors(what: str, checkpoints: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
-    """A folder to write into, which takes the name `final` once it is complete; every process must enter.
-
-    A reader sees the former folder, or none, or the new one, never a part of it. Where writing fails nothing is left.
-    """
+    """A folder that takes the name `final` once it is complete: readers never see a part. Every process must enter."""
     staged = final.with_name(f".tmp-{final.name}")
     if rank() == 0:
         shutil.rmtree(staged, ignore_errors=True)
