@@ -108,10 +108,8 @@ class Record:
         if cell.path == BASELINE and "error" not in row:
             self._baselines[cell.group] = row
         first = self._baselines.get(cell.group, {})
-        row |= {
-            "x_trl_sft": _ratio(row.get("median_ms"), first.get("median_ms")),
-            "x_memory": _ratio(row.get("peak_mib"), first.get("peak_mib")),
-        }
+        for name, figure in (("x_trl_sft", "median_ms"), ("x_memory", "peak_mib")):
+            row[name] = _ratio(row.get(figure), first.get(figure))
         return self._keep(self.rows, row)
 
     def add_drift(self, cell: Cell, again: dict[str, Any]) -> dict[str, Any] | None:
@@ -120,8 +118,8 @@ class Record:
         if first is None or "error" in again:
             return None
         x_first = _ratio(again["median_ms"], first["median_ms"])
-        where = {"shape": cell.shape, "checkpointing": cell.checkpointing}
-        return self._keep(self.drift, {**where, "median_ms": again["median_ms"], "x_first": x_first})
+        kept = {name: again[name] for name in ("shape", "checkpointing", "median_ms")}
+        return self._keep(self.drift, {**kept, "x_first": x_first})
 
     def add_reference(self, shape: str, settings: Settings) -> dict[str, Any]:
         try:
@@ -261,11 +259,9 @@ def _trained(cell: Cell, cache: Path) -> dict[str, Any]:
 def step_figures(seconds: list[float], tokens: int) -> dict[str, Any]:
     """Median and 90 % quantile of the steps in milliseconds, and tokens per second over all of them."""
     return {
-        "median_ms": 1e3 * float(np.median(seconds)),
-        "p90_ms": 1e3 * float(np.quantile(seconds, 0.9)),
-        "tokens_per_s": tokens / sum(seconds),
-        "steps_ms": [round(1e3 * s, 3) for s in seconds],
-    }
+        "median_ms": 1e3 * float(np.median(seconds)), "p90_ms": 1e3 * float(np.quantile(seconds, 0.9)),
+        "tokens_per_s": tokens / sum(seconds), "steps_ms": [round(1e3 * s, 3) for s in seconds],
+    }  # fmt: skip
 
 
 def _safety_tokens(trainer: Any, cell: Cell) -> list[int]:

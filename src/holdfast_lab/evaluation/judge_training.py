@@ -77,10 +77,8 @@ class JudgeSettings:
                 what = f"judge training: {name} = {getattr(self, name)}, expected {expected}"
                 raise ConfigError(what, remedy=f"change --{name.replace('_', '-')}")
         if self.full and self.dtype == "bfloat16":
-            raise UnsupportedError(
-                "judge training in full with bfloat16 weights: small updates would be rounded away",
-                remedy="leave dtype at float32, or train with LoRA",
-            )
+            what = "judge training in full with bfloat16 weights: small updates would be rounded away"
+            raise UnsupportedError(what, remedy="leave dtype at float32, or train with LoRA")
 
     @property
     def kind(self) -> str:
