@@ -228,10 +228,8 @@ def _from_folder(name: str, split: str, folder: Path) -> Collection:
     files = SOURCES[name].splits[split]
     file = next((file for file in files if (folder / file.path).is_file()), None)
     if file is None:
-        raise DataError(
-            f"data set {name!r}, split {split!r}: the folder {folder} has no {' nor '.join(f.path for f in files)}",
-            remedy="add the file, or unset the folder to use the hub",
-        )
+        what = f"data set {name!r}, split {split!r}: the folder {folder} has no {' nor '.join(f.path for f in files)}"
+        raise DataError(what, remedy="add the file, or unset the folder to use the hub")
     path = folder / file.path
     problems = Problems(str(path))
     reader = partial(_without_header, header=file.header) if file.header else reader_for(path)
@@ -286,10 +284,8 @@ def _without_test_pairs(found: Collection, folder: Path) -> Collection:
 def _from_hub(name: str, split: str) -> Collection:
     source = SOURCES[name]
     if source.hub is None:
-        raise DataError(
-            f"data set {name!r} is not on the hub in this form",
-            remedy=f"set {VARIABLE} to a folder that holds {source.splits[split][0].path}",
-        )
+        what = f"data set {name!r} is not on the hub in this form"
+        raise DataError(what, remedy=f"set {VARIABLE} to a folder that holds {source.splits[split][0].path}")
     commit = source.revision or _head(source.hub)
     try:
         rows = open_rows(source.hub, split=f"{source.prefix}{split}", subset=source.subset, revision=commit)
@@ -308,7 +304,5 @@ def _head(repository: str) -> str:
     try:
         return str(huggingface_hub.HfApi().dataset_info(repository, revision=None, timeout=_TIMEOUT_S).sha)
     except Exception as error:  # noqa: BLE001  (transport errors belong to the hub client's HTTP library)
-        raise DataError(
-            f"the hub does not say which commit the head of data set {repository!r} is ({type(error).__name__})",
-            remedy=f"check the network, or set {VARIABLE} to a local folder",
-        ) from None
+        what = f"the hub does not say which commit the head of data set {repository!r} is ({type(error).__name__})"
+        raise DataError(what, remedy=f"check the network, or set {VARIABLE} to a local folder") from None
