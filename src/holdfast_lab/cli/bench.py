@@ -100,5 +100,5 @@ def _show(kind: str, found: dict[str, Any]) -> None:
     if "error" in found:
         say(f"{start}  failed: {found['error']}")
         return
-    figures = ("-" if found[key] is None else format(found[key], form) for _, key, form in COLUMNS)
-    say(start + "".join(f"{figure:>11s}" for figure in figures))
+    printed = ("-" if found[key] is None else format(found[key], form) for _, key, form in COLUMNS)
+    say(start + "".join(f"{figure:>11s}" for figure in printed))

@@ -197,9 +197,8 @@ class _Cell:
         }  # fmt: skip
 
     def model_ref(self) -> tuple[str, str | None]:
-        if self.cell["kind"] == "base":
+        if self.aligned is None:
             return self.cell["model"]["ref"], self.cell["model"].get("revision")
-        assert self.aligned is not None
         return str(adapter_of(self.aligned if self.cell["kind"] == "aligned" else self.folder)), None
 
     def evaluate(
@@ -307,8 +306,8 @@ def _require_judge(settings: Protocol) -> None:
         _ = judge.revision  # hashes the folder's files, so that a damaged one is found
         described = read_description(Path(options.get("folder") or options["name"]))
         if described["kind"] == "lora":  # one trained in full needs no base
-            base = {"ref": options["base"], "revision": None} if options.get("base") else described["base"]
-            resolve(base["ref"], base["revision"], False)
+            base, given = described["base"], options.get("base")
+            resolve(given or base["ref"], None if given else base["revision"], False)
 
 
 def _require_run(settings: Protocol, cell: Cell) -> None:
