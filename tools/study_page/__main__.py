@@ -17,7 +17,7 @@ from holdfast.cli.terminal import note, refuse, say
 from holdfast.core.errors import ConfigError, HoldfastError
 from holdfast.core.files import write_bytes
 from holdfast_lab.tables.reported import Reported, find_reported
-from holdfast_lab.tables.results import Result, read_studies
+from holdfast_lab.tables.results import Result, read_results
 
 
 def write_pages(pages: Sequence[Path], results: Sequence[Result], reported: Reported | None) -> None:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         reported = find_reported(given.reported, given.reported_model)
-        write_pages(given.page, read_studies(given.studies), reported)
+        write_pages(given.page, read_results(*given.studies), reported)
     except HoldfastError as error:
         refuse(error)
         return error.exit_code

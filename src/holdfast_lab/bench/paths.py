@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from datasets import Dataset
@@ -21,7 +21,6 @@ from trl import SFTConfig, SFTTrainer
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.seeding import generator
-from holdfast.core.units import Unit
 from holdfast.defaults import default, own_reply_defaults
 from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer
@@ -35,13 +34,13 @@ WORDS = 500  # below every shape's vocabulary; its ids are 3 to 502
 CONSTRAINT_ROWS, MONITOR_ROWS = 64, 8
 MAX_LENGTH = 1024  # TRL's default
 LEARNING_RATE, LORA_ALPHA = 1e-5, 4
+EVERYTHING = {"step": "fused", "step_graphs": "auto", "skip_inactive_rows": "auto"}
 # How each constrained path takes its step; fields of `SafeSFTConfig`.
 STEPS = {
     "two_pass": {"step": "two_pass"},
     "fused": {"step": "fused", "step_graphs": "off", "skip_inactive_rows": "off"},
-    "holdfast": {"step": "fused", "step_graphs": "auto", "skip_inactive_rows": "auto"},
-    "run_file": {"step": "fused", "step_graphs": "auto", "skip_inactive_rows": "auto"},
-}
+    "holdfast": EVERYTHING, "run_file": EVERYTHING,
+}  # fmt: skip
 
 
 @cache
@@ -62,7 +61,7 @@ def task_pairs(task: str, n: int, *, seed: int, length: int | None = None) -> li
 
 def safety_pairs(n: int, *, seed: int, length: int | None = None) -> list[Pair]:
     """n safe pairs; `length` as for the task."""
-    return [(length // 2, length - length // 2)] * n if length is not None else _drawn("safe", n, seed)
+    return task_pairs("", n, seed=seed, length=length) if length is not None else _drawn("safe", n, seed)
 
 
 def _drawn(name: str, n: int, seed: int) -> list[Pair]:
@@ -97,10 +96,6 @@ def rows(pairs: Sequence[Pair], *, seed: int, name: str) -> list[dict[str, str]]
     return [{"prompt": f"{text(prompt)} ", "completion": text(reply - 1)} for prompt, reply in pairs]
 
 
-def _parts(safe: list[dict[str, str]], constraint: int) -> Parts:
-    return {"constraint": safe[:constraint], "monitor": safe[constraint:]}
-
-
 @dataclass(frozen=True)
 class Material:
     """The rows of a measurement and what reads them."""
@@ -119,25 +114,25 @@ class Material:
         each = constraint + MONITOR_ROWS
         safe = rows(safety_pairs(2 * each, **how), seed=cell.seed, name="safety")
         task = rows(task_pairs(cell.task, size, **how), seed=cell.seed, name="task")
-        return cls(word_tokenizer(), task, _parts(safe[:each], constraint), _parts(safe[each:], constraint))
+        sets: list[Parts] = [
+            {"constraint": safe[start : start + constraint], "monitor": safe[start + constraint : start + each]}
+            for start in (0, each)
+        ]
+        return cls(word_tokenizer(), task, *sets)
 
 
 def held(cell: Cell, material: Material) -> dict[str, Any]:
     """The safety rows of a path and what they are held by."""
-    if cell.path == "run_file":
-        unit = default("constraint.unit")
-        limits = {keep: {"unit": unit, **own_reply_defaults(keep, unit)} for keep in ("refusals", "answers")}
-        for limit in limits.values():  # a run file's tau is below the rounding of random weights in bfloat16
-            limit |= {"tau": cell.tau, "beta": 1 / cell.tau}
-        return {
-            "safety_dataset": {"refusals": material.safety, "answers": material.answers},
-            "constraint": {
-                keep: ChanceConstraint(**limit, allow_tau_below_noise=True) for keep, limit in limits.items()
-            },
-        }
-    unit = cast(Unit, cell.unit)
-    constraint = ChanceConstraint(tau=cell.tau, beta=1 / cell.tau, unit=unit, allow_tau_below_noise=True)
-    return {"safety_dataset": material.safety, "constraint": constraint}
+
+    def limit(**settings: Any) -> ChanceConstraint:
+        """A run file's tau is below the rounding of random weights in bfloat16."""
+        return ChanceConstraint(**{**settings, "tau": cell.tau, "beta": 1 / cell.tau}, allow_tau_below_noise=True)
+
+    if cell.path != "run_file":
+        return {"safety_dataset": material.safety, "constraint": limit(unit=cell.unit)}
+    sets, unit = {"refusals": material.safety, "answers": material.answers}, default("constraint.unit")
+    limits = {keep: limit(**{"unit": unit, **own_reply_defaults(keep, unit)}) for keep in sets}
+    return {"safety_dataset": sets, "constraint": limits}
 
 
 def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: list[Any]) -> Any:
@@ -159,19 +154,11 @@ def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: 
     elif cell.path == "sft":
         trainer = SafeSFTTrainer(args=SafeSFTConfig(**arguments), defense="sft", **shared)
     else:
-        safe: dict[str, Any] = {
-            "safety_batch_size": cell.safety_batch,
-            "reference_cache": str(cache),
-            **STEPS[cell.path],
-        }
-        trainer = SafeSFTTrainer(
-            args=SafeSFTConfig(**arguments, **safe),
-            **held(cell, material),
-            defense={"name": "holdfast", **filter_options(cell.options)},
-            **shared,
-        )
-    trainer.remove_callback(ProgressCallback)
-    trainer.remove_callback(PrinterCallback)
+        arguments |= {"safety_batch_size": cell.safety_batch, "reference_cache": str(cache), **STEPS[cell.path]}
+        defense = {"name": "holdfast", **filter_options(cell.options)}
+        trainer = SafeSFTTrainer(args=SafeSFTConfig(**arguments), defense=defense, **held(cell, material), **shared)
+    for callback in (ProgressCallback, PrinterCallback):
+        trainer.remove_callback(callback)
     return trainer
 
 
@@ -187,6 +174,5 @@ def filter_options(text: str) -> dict[str, Any]:
 
 
 def adapter(rank: int) -> LoraConfig:
-    return LoraConfig(
-        r=rank, lora_alpha=LORA_ALPHA, lora_dropout=0.0, target_modules=list(ADAPTED), task_type="CAUSAL_LM"
-    )
+    how = {"lora_alpha": LORA_ALPHA, "lora_dropout": 0.0, "target_modules": list(ADAPTED), "task_type": "CAUSAL_LM"}
+    return LoraConfig(r=rank, **how)

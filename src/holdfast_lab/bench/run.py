@@ -91,11 +91,11 @@ def _bare(forward: Forward, encoded: Sequence[Encoded]) -> None:
 class Record:
     """What has been measured so far, and the file it is in: written after every measurement, the old or the new."""
 
-    def __init__(self, settings: Settings, path: Path) -> None:
+    def __init__(self, settings: Settings, path: Path, listener: Listener = lambda *_: None) -> None:
         self.rows: list[dict[str, Any]] = []
         self.drift: list[dict[str, Any]] = []
         self.reference: list[dict[str, Any]] = []
-        self._path, self._baselines = path, dict[tuple[Any, ...], dict[str, Any]]()
+        self._path, self._listener, self._baselines = path, listener, dict[tuple[Any, ...], dict[str, Any]]()
         kernels: dict[str, str | None] = dict.fromkeys(KERNELS)
         for name in KERNELS:
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -103,38 +103,35 @@ class Record:
         machine = {"versions": versions(), "commit": commit(), "hardware": hardware(), "kernels": kernels}
         self._about = {"settings": asdict(settings), "provenance": machine}
 
-    def add(self, cell: Cell, row: dict[str, Any]) -> dict[str, Any]:
+    def add(self, cell: Cell, row: dict[str, Any]) -> None:
         """Keep a row with its ratios to `trl_sft` of the same group (shape, checkpointing, value of the sweep)."""
         if cell.path == BASELINE and "error" not in row:
             self._baselines[cell.group] = row
         first = self._baselines.get(cell.group, {})
-        row |= {
-            "x_trl_sft": _ratio(row.get("median_ms"), first.get("median_ms")),
-            "x_memory": _ratio(row.get("peak_mib"), first.get("peak_mib")),
-        }
-        return self._keep(self.rows, row)
+        for name, figure in (("x_trl_sft", "median_ms"), ("x_memory", "peak_mib")):
+            row[name] = _ratio(row.get(figure), first.get(figure))
+        self._keep("row", self.rows, row)
 
-    def add_drift(self, cell: Cell, again: dict[str, Any]) -> dict[str, Any] | None:
-        """Note how the baseline, measured again, compares with its first figure; None where either failed."""
+    def add_drift(self, cell: Cell, again: dict[str, Any]) -> None:
+        """Note how the baseline, measured again, compares with its first figure, unless either failed."""
         first = self._baselines.get(cell.group)
-        if first is None or "error" in again:
-            return None
-        x_first = _ratio(again["median_ms"], first["median_ms"])
-        where = {"shape": cell.shape, "checkpointing": cell.checkpointing}
-        return self._keep(self.drift, {**where, "median_ms": again["median_ms"], "x_first": x_first})
+        if first is not None and "error" not in again:
+            kept = {name: again[name] for name in ("shape", "checkpointing", "median_ms")}
+            kept["x_first"] = _ratio(again["median_ms"], first["median_ms"])
+            self._keep("drift", self.drift, kept)
 
-    def add_reference(self, shape: str, settings: Settings) -> dict[str, Any]:
+    def add_reference(self, shape: str, settings: Settings) -> None:
         try:
             measured = reference_throughput(shape, settings)
         except (RuntimeError, MemoryError) as error:  # out of memory is one of the former
             measured = {"shape": shape, "error": str(error).split("\n")[0][:300]}
         release()
-        return self._keep(self.reference, measured)
+        self._keep("reference", self.reference, measured)
 
-    def _keep(self, part: list[dict[str, Any]], entry: dict[str, Any]) -> dict[str, Any]:
+    def _keep(self, kind: str, part: list[dict[str, Any]], entry: dict[str, Any]) -> None:
         part.append(entry)
         write_json(self._path, self.to_json())
-        return entry
+        self._listener(kind, entry)
 
     def to_json(self) -> dict[str, Any]:
         parts = {"rows": self.rows, "drift": self.drift, "reference": self.reference}
@@ -147,23 +144,20 @@ def run(settings: Settings, output: Path, listener: Listener) -> Record:
     cuDNN's attention is switched off for all paths unless the settings leave it on: it builds a plan for every new
     shape of a batch, and 25 batches of text are 25 shapes.
     """
-    record = Record(settings, output)
-    with cudnn_attention(settings.cudnn), tempfile.TemporaryDirectory() as cache:
+    record = Record(settings, output, listener)
+    with cudnn_attention(settings.cudnn), tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder)
         for shape in settings.shapes:
-            _measure_shape(shape, settings, Path(cache), record, listener)
+            cells = settings.cells(shape)
+            measure(replace(cells[0], path=BASELINE, steps=3, warm_up=0), cache)  # thrown away: the first loads kernels
+            for cell in cells:
+                record.add(cell, measure(cell, cache))
+            for cell in cells if settings.drift and not settings.sweep else ():
+                if cell.path == BASELINE:
+                    record.add_drift(cell, measure(cell, cache))
+            if settings.reference and not settings.sweep:
+                record.add_reference(shape, settings)
     return record
-
-
-def _measure_shape(shape: str, settings: Settings, cache: Path, record: Record, listener: Listener) -> None:
-    cells = settings.cells(shape)
-    measure(replace(cells[0], path=BASELINE, steps=3, warm_up=0), cache)  # thrown away: the first loads kernels
-    for cell in cells:
-        listener("row", record.add(cell, measure(cell, cache)))
-    for cell in cells if settings.drift and not settings.sweep else ():
-        if cell.path == BASELINE and (again := record.add_drift(cell, measure(cell, cache))) is not None:
-            listener("drift", again)
-    if settings.reference and not settings.sweep:
-        listener("reference", record.add_reference(shape, settings))
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:
@@ -261,11 +255,9 @@ def _trained(cell: Cell, cache: Path) -> dict[str, Any]:
 def step_figures(seconds: list[float], tokens: int) -> dict[str, Any]:
     """Median and 90 % quantile of the steps in milliseconds, and tokens per second over all of them."""
     return {
-        "median_ms": 1e3 * float(np.median(seconds)),
-        "p90_ms": 1e3 * float(np.quantile(seconds, 0.9)),
-        "tokens_per_s": tokens / sum(seconds),
-        "steps_ms": [round(1e3 * s, 3) for s in seconds],
-    }
+        "median_ms": 1e3 * float(np.median(seconds)), "p90_ms": 1e3 * float(np.quantile(seconds, 0.9)),
+        "tokens_per_s": tokens / sum(seconds), "steps_ms": [round(1e3 * s, 3) for s in seconds],
+    }  # fmt: skip
 
 
 def _safety_tokens(trainer: Any, cell: Cell) -> list[int]:
@@ -288,14 +280,13 @@ def _captured() -> Iterator[list[str]]:
                 lines.append(text)
 
     logger = logging.getLogger("holdfast")
-    before = logger.handlers, logger.level, logger.propagate
-    logger.handlers, logger.propagate = [Keep()], False
-    logger.setLevel(logging.INFO)
-    try:
-        yield lines
-    finally:
-        logger.handlers, logger.propagate = before[0], before[2]
-        logger.setLevel(before[1])
+    level = logger.level
+    with patch.multiple(logger, handlers=[Keep()], propagate=False):
+        logger.setLevel(logging.INFO)
+        try:
+            yield lines
+        finally:
+            logger.setLevel(level)
 
 
 def _in_words(error: Exception) -> str:

@@ -79,22 +79,27 @@ class Settings(Sizes):
     drift: bool = True  # measure the baseline again at the end
 
     def __post_init__(self) -> None:
-        _require_known("--shape", self.shapes, SHAPES)
-        _require_known("--task", [self.task], TASKS)
-        _require_known("--paths", self.paths, PATHS)
-        _require_known("--checkpointed-paths", self.checkpointed_paths, PATHS)
-        _require_known("--unit", [self.unit], UNITS)
-        _require_known("--sweep", [self.sweep] if self.sweep else [], SWEEPS)
+        names: list[tuple[str, Iterable[str], Iterable[str]]] = [
+            ("--shape", self.shapes, SHAPES), ("--task", [self.task], TASKS), ("--paths", self.paths, PATHS),
+            ("--checkpointed-paths", self.checkpointed_paths, PATHS), ("--unit", [self.unit], UNITS),
+            ("--sweep", [self.sweep], ["", *SWEEPS]),
+        ]  # fmt: skip
+        for option, given, known in names:
+            if unknown := [name for name in given if name not in known]:
+                what = f"{option}: unknown {', '.join(unknown)}"
+                raise ConfigError(what, remedy=f"use {', '.join(filter(None, known))}")
         if not self.shapes:
             raise ConfigError("no shape to measure", remedy=f"give --shape, one of {', '.join(SHAPES)}")
         if self.values and not self.sweep:
             raise ConfigError("--values without --sweep", remedy=f"add --sweep, one of {', '.join(SWEEPS)}")
         if not self.tau > 0:
             raise ConfigError(f"--tau is {self.tau:g}, expected more than 0", remedy="for example 0.1")
-        sizes = {"--steps": self.steps, "--batch": self.batch, "--safety-batch": self.safety_batch, "--rank": self.rank}
         shortest = 3 if self.sweep == "length" else 1  # a row has a prompt, a reply and EOS
-        limits = [(name, value, 1) for name, value in sizes.items()]
-        limits += [("--warm-up", self.warm_up, 0), *(("--values", value, shortest) for value in self.values)]
+        limits = [
+            ("--steps", self.steps, 1), ("--batch", self.batch, 1), ("--safety-batch", self.safety_batch, 1),
+            ("--rank", self.rank, 1), ("--warm-up", self.warm_up, 0),
+            *(("--values", value, shortest) for value in self.values),
+        ]  # fmt: skip
         for name, value, least in limits:
             if value < least:
                 raise ConfigError(f"{name} is {value}, expected at least {least}", remedy="set a larger number")
@@ -103,10 +108,9 @@ class Settings(Sizes):
         """Every measurement of a shape, in order; the paths of one group follow one another."""
         sizes: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Sizes)}
         first = Cell(shape=shape, path=BASELINE, checkpointing=True, **sizes)
-        varied = [first]
-        if self.sweep:
-            changes: list[dict[str, Any]] = [{self.sweep: v, "value": v} for v in self.values or SWEEPS[self.sweep]]
-            varied = [replace(first, **change) for change in changes]
+        values = self.values or SWEEPS[self.sweep] if self.sweep else ()
+        changes: list[dict[str, Any]] = [{self.sweep: value, "value": value} for value in values]
+        varied = [replace(first, **change) for change in changes or [{}]]
         paths = self.paths or (SWEPT_PATHS if self.sweep else tuple(PATHS))
         return [
             replace(cell, path=path, checkpointing=checkpointing)
@@ -114,12 +118,6 @@ class Settings(Sizes):
             for cell in varied
             for path in (self.checkpointed_paths or paths if checkpointing else paths)
         ]
-
-
-def _require_known(option: str, given: Iterable[str], known: Iterable[str]) -> None:
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise ConfigError(f"{option}: unknown {', '.join(unknown)}", remedy=f"use {', '.join(known)}")
 
 
 # Where the figures of `shapes.json` are from: Llama-3.1-8B and SmolLM2-135M, the `config.json` of their repositories on
@@ -140,15 +138,10 @@ def empty_model(shape: str, **changes: Any) -> Any:
 
     fields = {"max_position_embeddings": 4096, "pad_token_id": 2, "eos_token_id": 2, **SHAPES[shape], **changes}
     config = AutoConfig.for_model(fields.pop("model_type", "llama"), **fields)
+    # A CPU's bfloat16 is emulated.
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=weight_dtype())
-
-
-def weight_dtype() -> Any:
-    """bfloat16 on a GPU, float32 on a CPU, whose bfloat16 is emulated."""
-    import torch
-
-    return torch.bfloat16 if torch.cuda.is_available() else torch.float32
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 def random_model(shape: str, *, seed: int = 0, **changes: Any) -> Any:

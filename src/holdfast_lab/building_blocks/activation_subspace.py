@@ -25,14 +25,11 @@ MEMORY = 4 * 2**30  # bytes of one sweep's sums; SaLoRA holds those of two
 def groups(layers: Sequence[LoraLayer], memory: int = MEMORY) -> Iterator[list[LoraLayer]]:
     """Layers in order, in groups whose sums fit into `memory`, at least one in each."""
     group: list[LoraLayer] = []
-    held = 0
     for layer in layers:
-        size = 8 * min(layer.base_weight.shape) ** 2
-        if group and held + size > memory:
+        if group and sum(8 * min(one.base_weight.shape) ** 2 for one in (*group, layer)) > memory:
             yield group
-            group, held = [], 0
+            group = []
         group.append(layer)
-        held += size
     if group:
         yield group
 
@@ -92,10 +89,8 @@ class SecondMoments:
 
         values, vectors = top_eigenvectors(square, rows, count, weight.device)
         if not values[0] > 0:
-            raise UnsupportedError(
-                f"the adapted module {layer.name} sees no token of the model's text",
-                remedy="leave it out of lora.target_modules",
-            )
+            what = f"the adapted module {layer.name} sees no token of the model's text"
+            raise UnsupportedError(what, remedy="leave it out of lora.target_modules")
         return vectors[:, values > NULL * values[0]]
 
 

@@ -73,18 +73,17 @@ def projectors(
         made = _projector(layer.name, shifts[layer.name], kind, rank)
         dtype = torch.promote_types(layer.B.dtype, torch.float32)
         found[layer.name] = Projector(made.matrix.to(layer.B.device, dtype), made.square)
-    zero = sum(1 for one in found.values() if one.matrix.shape[-1] == 0)
-    if zero == len(found):
+    zero = [name for name, one in found.items() if one.matrix.shape[-1] == 0]
+    if len(zero) == len(found):
         raise UnsupportedError(
             "the alignment shift is zero in every adapted module: there is nothing to anchor to",
             remedy="adapt modules that alignment changed, or give the model as it was before alignment",
         )
     if zero:
-        names = [name for name, one in found.items() if one.matrix.shape[-1] == 0]
         logger.warning(
             "alignment did not change %d of %d adapted modules, the first %s: C = 0 there, so that their whole update "
             "counts as outside the alignment direction",
-            zero, len(found), names[0],
+            len(zero), len(found), zero[0],
         )  # fmt: skip
     return found
 
@@ -129,7 +128,6 @@ def _kept(values: Tensor, rank: int) -> int:
 
 def _finite(name: str, norm: float) -> float:
     if not norm < float("inf"):
-        raise CheckpointError(
-            f"the alignment shift of {name} is not finite", remedy="restore the weights it is made of"
-        )
+        what = f"the alignment shift of {name} is not finite"
+        raise CheckpointError(what, remedy="restore the weights it is made of")
     return norm

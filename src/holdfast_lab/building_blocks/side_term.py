@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -10,17 +10,25 @@ from typing import Any, ClassVar
 from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import Vector
 from holdfast.constraint.memory import NONFINITE_LIMIT, NONFINITE_WINDOW
-from holdfast.core.errors import NumericalError
+from holdfast.core.errors import NumericalError, UnsupportedError
 from holdfast.core.ranks import rank
 from holdfast.data.encode import Encoded
 from holdfast.training.hooks import Defense, Row, TrainingRun
 from holdfast.training.side_pass import RowLoss, token_mean_nll
+from holdfast.training.steering import one_row
 from holdfast.training.support import require_float32
 
 logger = logging.getLogger(__name__)
 
 LEFT_OUT: Row = {"event": str(Event.NONFINITE)}
 SMALLEST_NORM = 1e-7
+
+
+def refuse_where(cases: Sequence[tuple[object, str, str]]) -> None:
+    """Raise for the first of the cases (found, what, remedy) that is found."""
+    for found, what, remedy in cases:
+        if found:
+            raise UnsupportedError(what, remedy=remedy)
 
 
 @dataclass
@@ -32,10 +40,9 @@ class NonfiniteWatch:
 
     def accepts(self, step: int, *numbers: float) -> bool:
         """Whether all numbers, those of all processes, are finite; if not, the step is counted."""
-        if all(map(math.isfinite, numbers)):
-            return True
-        self.left_out(step)
-        return False
+        if not (finite := all(map(math.isfinite, numbers))):
+            self.left_out(step)
+        return finite
 
     def left_out(self, step: int) -> None:
         """Count a step; raises when there are too many."""
@@ -92,14 +99,21 @@ class SafeTermDefense(SideTermDefense):
 
 
 def harmful_batch(run: TrainingRun, size: int | None) -> list[int]:
-    """Positions of this step's harmful pairs, of all processes; without `size` as many as task rows."""
+    """Positions of this step's harmful pairs, of all processes; without `size` as many as task rows.
+
+    Where a defense is validated, what cannot be shared among processes is refused before anything is measured.
+    """
     return run.data.draw(run.data.harmful, "harmful", size or run.data.task_batch)
 
 
-def require_harmful_step(run: TrainingRun, size: int | None) -> None:
-    """Refuse, before anything is measured, weights too coarse for the step, and a batch that cannot be shared."""
-    require_float32(run.model)
-    harmful_batch(run, size)
+def row_of_sets(rows: Mapping[str, Row]) -> Row:
+    """The step's row from one for every safety set, each with its event, the worst of which counts."""
+    if not all(rows.values()):
+        return {}
+    events = [row["event"] for row in rows.values()]
+    worst = next(event for event in (Event.NONFINITE, Event.CAPPED, Event.ACTIVE, Event.INACTIVE) if event in events)
+    each = {name: {key: row[key] for key in row if key != "event"} for name, row in rows.items()}
+    return one_row({"event": str(worst)}, each)
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.core.units import UNITS
 from holdfast_lab.bench.settings import PATHS, SHAPES, SWEEPS, TASKS, Settings
 
-COLUMNS = ("median ms", "p90 ms", "× TRL", "peak MiB", "× TRL", "tokens/s")
+COLUMNS = (
+    ("median ms", "median_ms", ".1f"), ("p90 ms", "p90_ms", ".1f"), ("× TRL", "x_trl_sft", ".2f"),
+    ("peak MiB", "peak_mib", ".0f"), ("× TRL", "x_memory", ".2f"), ("tokens/s", "tokens_per_s", ".0f"),
+)  # fmt: skip
 DEFAULT_OUTPUT = Path("bench/speed.json")
-
-
 Checkpointing = Literal["on", "off", "both"]
 _MODES: dict[Checkpointing, tuple[bool, ...]] = {"on": (True,), "off": (False,), "both": (True, False)}
 
@@ -64,7 +65,7 @@ def bench(
     from holdfast_lab.bench.run import run
 
     swept = f" {settings.sweep:>12s}" if settings.sweep else ""
-    say(f"{'shape':14s} {'path':9s} {'checkpt.':8s}{swept}" + "".join(f"{name:>11s}" for name in COLUMNS))
+    say(f"{'shape':14s} {'path':9s} {'checkpt.':8s}{swept}" + "".join(f"{name:>11s}" for name, _, _ in COLUMNS))
     with interruptible(f"what was measured is in {output}"):
         record = run(settings, output, _show)
     say(f"written to {output}")
@@ -99,8 +100,5 @@ def _show(kind: str, found: dict[str, Any]) -> None:
     if "error" in found:
         say(f"{start}  failed: {found['error']}")
         return
-    columns = (
-        (found["median_ms"], ".1f"), (found["p90_ms"], ".1f"), (found["x_trl_sft"], ".2f"),
-        (found["peak_mib"], ".0f"), (found["x_memory"], ".2f"), (found["tokens_per_s"], ".0f"),
-    )  # fmt: skip
-    say(start + "".join(f"{'-' if x is None else format(x, form):>11s}" for x, form in columns))
+    printed = ("-" if found[key] is None else format(found[key], form) for _, key, form in COLUMNS)
+    say(start + "".join(f"{figure:>11s}" for figure in printed))

@@ -43,15 +43,15 @@ class Subject:
 def subject(model: str, revision: str | None, template: str) -> Subject:
     chosen, place = known_template(template), Path(model)
     folder = RunFolder(place)
-    if not folder.config.is_file():  # the run whose adapter or model this folder is; a copy elsewhere is not known
-        around = RunFolder(place.resolve().parent)
-        ours = place.is_dir() and place.resolve() in (around.adapter.resolve(), around.model.resolve())
-        if not (ours and around.config.is_file()):
+    if inside := not folder.config.is_file():  # perhaps a run's adapter or model; a copy elsewhere is not known
+        folder = RunFolder(place.resolve().parent)
+        ours = place.is_dir() and place.resolve() in (folder.adapter.resolve(), folder.model.resolve())
+        if not (ours and folder.config.is_file()):
             return Subject(model, revision, chosen)
-        around.finished()
-        return Subject(model, revision, chosen, stored_config(around.config))
     folder.finished()  # its settings are those it was made with: they say which prompts it was trained on
     config = stored_config(folder.config)
+    if inside:
+        return Subject(model, revision, chosen, config)
     trained = folder.model if config.lora is None else folder.adapter
     if not folder.result.is_file() or not trained.is_dir():
         raise ConfigError(f"the run in {model} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")
@@ -69,14 +69,12 @@ def refuse_trained_prompts(run: RunConfig | None, harm: Sequence[Example]) -> No
     roles = None if run.roles is None else RoleSettings(**run.roles.model_dump())
     known = {normalise(prompt_text(example)) for example in _used(run, roles)}
     if shared := sum(normalise(prompt_text(example)) in known for example in harm):
+        what = f"{shared} of {len(harm)} harm prompts are also in the data that this run was aligned or trained on"
         apart = "use prompts of another file" if roles is None else (
             f"use --prompts {roles.harm_prompts} --n {roles.evaluation} (or fewer) --seed {roles.seed}: those "
             "prompts were kept apart for this run"
         )  # fmt: skip
-        raise ConfigError(
-            f"{shared} of {len(harm)} harm prompts are also in the data that this run was aligned or trained on",
-            remedy=apart,
-        )
+        raise ConfigError(what, remedy=apart)
 
 
 def _used(run: RunConfig, roles: RoleSettings | None) -> Iterator[Example]:
@@ -119,9 +117,9 @@ def run_evaluation(values: Values, count: Callable[[int, int], None]) -> dict[st
     if loaded[0] is not None:
         losses = evaluation.task_loss(*loaded, questions, max_length=None, template=asked.template)
     del loaded  # a judge may need the memory
+    tokens = decoding.harm_tokens
     judgements = None
     if judge is not None:
-        tokens = decoding.harm_tokens
         judgements = evaluation.judged(questions, replies, judge, folder=output, max_new_tokens=tokens)
     metrics = evaluation.score(questions, replies, judgements) | losses
     result: dict[str, Any] = {
@@ -139,10 +137,8 @@ def run_evaluation(values: Values, count: Callable[[int, int], None]) -> dict[st
 def _decoding(values: Values) -> evaluation.Decoding:
     engine = values["engine"]
     if engine == "vllm":
-        raise UnsupportedError(
-            "the vllm engine is for Python alone",
-            remedy="serve the model (vllm serve) and use --engine endpoint, or leave --engine out",
-        )
+        remedy = "serve the model (vllm serve) and use --engine endpoint, or leave --engine out"
+        raise UnsupportedError("the vllm engine is for Python alone", remedy=remedy)
     if engine != "auto":
         ENGINES[engine]  # refuses an unknown name before anything is loaded
     given = {name: values[name] for name in ("harm_tokens", "task_tokens", "batch_size")}
@@ -166,10 +162,8 @@ def _reference(values: Values, judge: GuardedJudge | None, harm: Sequence[Exampl
     if judge is None:
         raise ConfigError("--reference compares judged replies", remedy="name the judge with --judge")
     if reference.resolve() == values["output_dir"].resolve():
-        raise ConfigError(
-            f"--reference and --output-dir are one folder, {reference}: replies would be compared with themselves",
-            remedy="name the folder of another model's evaluation",
-        )
+        what = f"--reference and --output-dir are one folder, {reference}: replies would be compared with themselves"
+        raise ConfigError(what, remedy="name the folder of another model's evaluation")
     ids = [example.id for example in harm]
     return evaluation.stored_judgements(reference, judge, ids, max_new_tokens=values["harm_tokens"])
 

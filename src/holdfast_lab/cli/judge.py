@@ -57,16 +57,13 @@ def train(
       holdfast judge train --output-dir judges/mine --epochs 3
       holdfast audit --judge judges/mine --before A --after B --safety F
     """
+    values = {key: value for key, value in locals().items() if key not in ("output_dir", "data_dir", "device", "json")}
     # Only now the slow part: a mistake on the command line is reported before torch is loaded.
     from holdfast_lab.evaluation.judge_run import train_judge
     from holdfast_lab.evaluation.judge_training import JudgeSettings
 
     quiet_libraries()
-    settings = JudgeSettings(
-        base=base, base_revision=base_revision, full=full, epochs=epochs, learning_rate=learning_rate,
-        batch_size=batch_size, rank=rank, max_length=max_length, seed=seed, limit=limit, test_limit=test_limit,
-        dtype=dtype, harm_weight=harm_weight,
-    )  # fmt: skip
+    settings = JudgeSettings(**values)
     with interruptible("nothing was written"), show_progress() as progress:
         made = train_judge(output_dir, settings, folder=data_dir, device=device, progress=progress)
     if json:
@@ -78,8 +75,8 @@ def train(
 
 def describe(made: dict[str, Any]) -> list[str]:
     data, figures = made["data"], made["figures"]
-    parts = data["parts"]
-    lines = [
+    parts, width = data["parts"], max(map(len, figures["categories"]))
+    return [
         f"trained on {parts['train']['rows']} pairs, validated on {parts['validation']['rows']}; "
         f"{data['shared_with_test']} left out, since their prompts are in the test split",
         f"{'complete' if data['test_complete'] else 'PART of the'} test split: {figures['n']} pairs, "
@@ -87,18 +84,12 @@ def describe(made: dict[str, Any]) -> list[str]:
         f"AUROC {_number(figures['auroc'])} (95 % interval {_number(figures['auroc_low'])} to "
         f"{_number(figures['auroc_high'])}), average precision {_number(figures['average_precision'])}",
         f"accuracy {figures['accuracy_0.4']:.3f} at 0.4, {figures['accuracy_0.5']:.3f} at 0.5",
-    ]
-    for name in ("uncalibrated", "calibrated"):
-        at = 1.0 if name == "uncalibrated" else figures["temperature"]
-        found = figures[name]
-        lines.append(f"{name} (temperature {at:.2f}): Brier {found['brier']:.3f}, ECE {found['ece']:.3f}")
-    width = max(len(name) for name in figures["categories"])
-    lines.append(f"{'category':<{width}}  pairs  AUROC     AP")
-    lines += [
-        f"{name:<{width}}  {one['support']:>5}  {_number(one['auroc'])}  {_number(one['average_precision'])}"
-        for name, one in figures["categories"].items()
-    ]
-    return lines
+        *(f"{name} (temperature {at:.2f}): Brier {figures[name]['brier']:.3f}, ECE {figures[name]['ece']:.3f}"
+          for name, at in (("uncalibrated", 1.0), ("calibrated", figures["temperature"]))),
+        f"{'category':<{width}}  pairs  AUROC     AP",
+        *(f"{name:<{width}}  {one['support']:>5}  {_number(one['auroc'])}  {_number(one['average_precision'])}"
+          for name, one in figures["categories"].items()),
+    ]  # fmt: skip
 
 
 def _number(value: float | None) -> str:

@@ -51,9 +51,9 @@ def tables(
     from holdfast_lab.tables.formats import Style, records
     from holdfast_lab.tables.kinds import build, left_out
     from holdfast_lab.tables.reported import beside, find_reported
-    from holdfast_lab.tables.results import read_studies
+    from holdfast_lab.tables.results import read_results
 
-    results = read_studies(folders)
+    results = read_results(*folders)
     paper = find_reported(reported, reported_model)
     made = build(results, table or ())
     made = made if paper is None else [beside(one, paper) for one in made]

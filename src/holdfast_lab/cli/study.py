@@ -57,9 +57,7 @@ def study(
         outcome = run_study(made, retry_failed=retry_failed, listener=listener)
     if json:
         places = {"output_dir": str(made.folder.root), "results": str(made.folder.results)}
-        cells = {"done": outcome.done, "failed": outcome.failed, "blocked": outcome.blocked}
-        left = [entry.cell.id for entry in made.left_out]
-        say_json({**places, **cells, "left_out": left, "failures": outcome.failures})
+        say_json({**places, **vars(outcome), "left_out": [entry.cell.id for entry in made.left_out]})
     else:
         _show_outcome(made, outcome)
     if outcome.exit_code:
@@ -117,17 +115,14 @@ def _show_outcome(plan: Plan, outcome: Outcome) -> None:
 
 def describe(progress: Progress) -> str:
     parts = [f"{progress.done}/{progress.total} done", f"{len(progress.running)} running"]
-    if progress.failed:
-        parts.append(f"{progress.failed} failed")
-    if progress.eta is not None:
-        parts.append(f"eta {duration(progress.eta)}")
+    parts += [f"{progress.failed} failed"] if progress.failed else []
+    parts += [] if progress.eta is None else [f"eta {duration(progress.eta)}"]
     return ", ".join(parts)
 
 
 @contextmanager
 def _listener() -> Iterator[Listener]:
-    last: tuple[Any, ...] = ()
-    when = 0.0
+    last, when = tuple[Any, ...](), 0.0
 
     def plain(progress: Progress) -> None:
         nonlocal last, when

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 
 from holdfast.constraint.gradients import ParameterSpace, Vector
-from holdfast.core.errors import DataError, UnsupportedError
+from holdfast.core.errors import DataError
 from holdfast.core.ranks import gather_rows, rank, world
 from holdfast.data.encode import IGNORE, Encoded, collate
 from holdfast.data.refusals import RefusalTokens, refused
@@ -52,13 +52,7 @@ from holdfast.scoring.completion import completion_losses, deterministic
 from holdfast.training.hooks import DEFENSES, Inputs, Items, Need, TrainingRun, two_pass_only
 from holdfast.training.side_pass import token_mean_nll
 from holdfast_lab.building_blocks.options import Options, option
-from holdfast_lab.building_blocks.side_term import (
-    LEFT_OUT,
-    SideTermDefense,
-    harmful_batch,
-    harmful_step,
-    require_harmful_step,
-)  # fmt: skip
+from holdfast_lab.building_blocks.side_term import LEFT_OUT, SideTermDefense, harmful_batch, harmful_step, refuse_where
 
 MOMENTUM = 0.99  # of the average of lambda under the rule `cosine`
 
@@ -123,18 +117,16 @@ class Antibody(SideTermDefense):
 
     @classmethod
     def packed(cls, stage: str) -> bool:
-        """In alignment, whose task loss is the usual one."""
+        """In alignment, whose task loss is the usual one; in fine-tuning its weights are of rows already."""
         return stage == "align"
 
-    @classmethod
-    def by_rows(cls, stage: str) -> bool:
-        """Likewise: in fine-tuning its weights are of rows already."""
-        return stage == "align"
+    by_rows = packed
 
     def validate(self, run: TrainingRun) -> None:
         """Refuse pairs without a prompt, and task losses that are not the mean over tokens of separate rows."""
         if run.progress.stage == "align":
-            require_harmful_step(run, self.config.harmful_batch_size)
+            super().validate(run)
+            harmful_batch(run, self.config.harmful_batch_size)
             for example in run.data.harmful_examples if self.config.lambda_ref > 0 else ():
                 refused(example, 0)
         elif self.config.temperature is not None:
@@ -247,20 +239,17 @@ NEEDS_PROMPTS = "use prompt-completion rows in the fine-tuning stage (data with 
 
 def _require_weightable(run: TrainingRun) -> None:
     args, other = run.args, run.other_loss()
-    cases = {
-        "packed or padding-free rows: rows can then not be weighted": args.packing or args.padding_free,
-        f"{other}: rows are weighted by their log-likelihood": other is not None,
-        "truncation_mode 'keep_end', which cuts prompts away": args.truncation_mode != "keep_start",
-        "assistant_only_loss, which scores several replies of a row, where one is refused": args.assistant_only_loss,
-    }
-    for what, found in cases.items():
-        if found:
-            raise UnsupportedError(f"antibody in the fine-tuning stage with {what}", remedy="switch it off")
-    if args.per_device_train_batch_size * world() < 2:
-        raise UnsupportedError(
-            "antibody in the fine-tuning stage with micro-batches of one row: its weight is 1, as in plain SFT",
-            remedy="raise per_device_train_batch_size (the authors use 16) and lower gradient_accumulation_steps",
-        )
     first: dict[str, Any] = next(iter(run.data.task), {})
-    if "labels" in first and first["labels"][0] != IGNORE:
-        raise UnsupportedError("antibody: task rows without a prompt cannot be refused", remedy=NEEDS_PROMPTS)
+    off, stage = "switch it off", "antibody in the fine-tuning stage with"
+    larger = "raise per_device_train_batch_size (the authors use 16) and lower gradient_accumulation_steps"
+    refuse_where([
+        (args.packing or args.padding_free, f"{stage} packed or padding-free rows: rows can then not be weighted", off),
+        (other is not None, f"{stage} {other}: rows are weighted by their log-likelihood", off),
+        (args.truncation_mode != "keep_start", f"{stage} truncation_mode 'keep_end', which cuts prompts away", off),
+        (args.assistant_only_loss,
+         f"{stage} assistant_only_loss, which scores several replies of a row, where one is refused", off),
+        (args.per_device_train_batch_size * world() < 2,
+         f"{stage} micro-batches of one row: its weight is 1, as in plain SFT", larger),
+        ("labels" in first and first["labels"][0] != IGNORE,
+         "antibody: task rows without a prompt cannot be refused", NEEDS_PROMPTS),
+    ])  # fmt: skip

@@ -31,13 +31,7 @@ from holdfast.data.encode import Encoded
 from holdfast.training.hooks import DEFENSES, TrainingRun
 from holdfast.training.side_pass import token_mean_nll
 from holdfast_lab.building_blocks.options import Options, option
-from holdfast_lab.building_blocks.side_term import (
-    LEFT_OUT,
-    SideTermDefense,
-    harmful_batch,
-    harmful_step,
-    require_harmful_step,
-)  # fmt: skip
+from holdfast_lab.building_blocks.side_term import LEFT_OUT, SideTermDefense, harmful_batch, harmful_step
 
 
 def harmful_drop(run: TrainingRun, rows: list[Encoded], radius: float) -> tuple[float, Vector, Vector]:
@@ -73,7 +67,8 @@ class Booster(SideTermDefense):
     config: Config
 
     def validate(self, run: TrainingRun) -> None:
-        require_harmful_step(run, self.config.harmful_batch_size)
+        super().validate(run)
+        harmful_batch(run, self.config.harmful_batch_size)
 
     def on_gradient(self, run: TrainingRun) -> None:
         """Add `lambda (g_harm(theta) - g_harm(theta'))` to the gradient of the safe pairs."""

@@ -98,10 +98,8 @@ class Lisa(Defense):
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.align_steps + self.finetune_steps == 0:
-                raise ConfigError(
-                    "lisa: align_steps and finetune_steps are both 0",
-                    remedy="the authors use align_steps 100 and finetune_steps 900",
-                )
+                what = "lisa: align_steps and finetune_steps are both 0"
+                raise ConfigError(what, remedy="the authors use align_steps 100 and finetune_steps 900")
 
     config: Config
 
@@ -117,36 +115,32 @@ class Lisa(Defense):
         self._anchor: Vector | None = None
 
     def choose_batch(self, run: TrainingRun, inputs: Inputs, items: Items) -> tuple[Inputs, Items]:
-        if (
-            run.progress.step == 0
-            and self.config.finetune_steps
-            and run.progress.total_steps <= self.config.align_steps
-        ):
+        step, total, align = run.progress.step, run.progress.total_steps, self.config.align_steps
+        if step == 0 and self.config.finetune_steps and total <= align:
             logger.warning(
                 "lisa: all %d steps of this run are alignment steps (align_steps=%d): the task is never trained on",
-                run.progress.total_steps, self.config.align_steps,
+                total, align,
             )  # fmt: skip
-        if self._phases.at(run.progress.step) == "finetune":
+        if self._phases.at(step) == "finetune":
             return inputs, items
         # Counted in alignment steps: a pass over the safe pairs goes on where the last alignment phase left it.
         stream = StepStream(len(self._guide), run.data.task_batch, run.args.stream_seed, "guide")
-        rows = [self._guide[i] for i in stream.indices(self._phases.align_steps(run.progress.step))]
+        rows = [self._guide[i] for i in stream.indices(self._phases.align_steps(step))]
         batch, scored = run.data.own_share(rows)
         return batch, None if items is None else scored  # None: the loss is divided elsewhere, for these rows too
 
     def on_gradient(self, run: TrainingRun) -> None:
         """Add `rho (theta - w)`; theta is still what it was when this step, and perhaps a phase with it, began."""
-        self._row = {"phase": self._phases.at(run.progress.step)}
-        rho = self.config.rho
+        step, rho = run.progress.step, self.config.rho
+        self._row = {"phase": self._phases.at(step)}
         if not rho:
             return
         space = run.space()
-        if self._phases.begins(run.progress.step):
+        if self._phases.begins(step):
             self._anchor = space.snapshot()
         assert self._anchor is not None
         apart = [theta - w for theta, w in zip(space.weights(), self._anchor, strict=True)]
-        active = run.progress.step > self.config.warmup_share * run.progress.total_steps
-        if active:
+        if active := step > self.config.warmup_share * run.progress.total_steps:
             space.add_to_gradient([apart], [rho])
         square = space.dots([(apart, apart)])[0]
         self._row |= {"distance": math.sqrt(square), "proximal_loss": rho / 2 * square if active else 0.0}

@@ -30,9 +30,9 @@ from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import Vector
 from holdfast.core.ranks import gather_rows
 from holdfast.training.hooks import DEFENSES, Row, TrainingRun
-from holdfast.training.steering import MovingConstraint, batch_figures, one_row
+from holdfast.training.steering import MovingConstraint, batch_figures
 from holdfast_lab.building_blocks.options import Options, option
-from holdfast_lab.building_blocks.side_term import SideTermDefense
+from holdfast_lab.building_blocks.side_term import SideTermDefense, row_of_sets
 
 Term = Literal["mean", "majorizer"]
 
@@ -72,37 +72,30 @@ class Penalty(SideTermDefense):
             self._watch.left_out(run.progress.step)
 
     def _add(self, run: TrainingRun, name: str, moving: MovingConstraint) -> Row:
-        c, weight = moving.now, self.config.weight
+        c, weight, space = moving.now, self.config.weight, run.space()
 
         def term(d: Tensor) -> Tensor:
             return c.phi(d) if self.config.term == "majorizer" else d
 
-        gradient: Vector | None = None
+        gradients: list[Vector] = []
         if weight > 0.0:
             measured = run.engine.measure({name: term})[name]
-            d, gradient = measured.degradations, measured.gradient
+            d, gradients = measured.degradations, [measured.gradient]
         else:  # only looked at; a gradient of zeros would still move parameters that have none
             with torch.no_grad():
                 d = gather_rows(run.engine.degradations(name)).double().cpu()
         value = float(term(d).mean())
         row = {**batch_figures(c, d), "penalty": value, "event": Event.ACTIVE if weight else Event.INACTIVE}
-        space = run.space()
-        square = 0.0 if gradient is None else space.dots([(gradient, gradient)])[0]
-        if not (math.isfinite(value) and math.isfinite(square)):
+        if not all(map(math.isfinite, [value, *(space.dots([(g, g)])[0] for g in gradients)])):
             return {**row, "penalty": None, "event": Event.NONFINITE}
-        if gradient is not None:
-            space.add_to_gradient([gradient], [weight])
+        if gradients:
+            space.add_to_gradient(gradients, [weight])
         moving.follow(torch.tensor(run.data.safety_batch(name)), d)
         return row
 
     def row(self) -> Row:
         """The term's value, and the chance constraint's figures on this batch."""
-        if not self._rows:
-            return {}
-        events = [row["event"] for row in self._rows.values()]
-        worst = Event.NONFINITE if Event.NONFINITE in events else events[0]
-        each = {name: {k: v for k, v in row.items() if k != "event"} for name, row in self._rows.items()}
-        return one_row({"event": str(worst)}, each)
+        return row_of_sets(self._rows) if self._rows else {}
 
     def state_dict(self) -> dict[str, Any]:
         moving = {name: moving.state_dict() for name, moving in self._moving.items()}

@@ -46,9 +46,9 @@ from holdfast.core.ranks import gather_rows
 from holdfast.training.hooks import DEFENSES, Inputs, Items, Row, TrainingRun, two_pass_only
 from holdfast.training.safety import SafetySet
 from holdfast.training.side_pass import may_share_backward
-from holdfast.training.steering import MovingConstraint, batch_figures, one_row
+from holdfast.training.steering import MovingConstraint, batch_figures
 from holdfast_lab.building_blocks.options import Options, option
-from holdfast_lab.building_blocks.side_term import SideTermDefense
+from holdfast_lab.building_blocks.side_term import SideTermDefense, row_of_sets
 
 logger = logging.getLogger(__name__)
 
@@ -121,10 +121,8 @@ class PrimalDual(SideTermDefense):
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.cap < self.start:
-                raise ConfigError(
-                    f"primal_dual: cap is {self.cap:g}, expected a number not below start ({self.start:g})",
-                    remedy="raise cap, or lower start",
-                )
+                what = f"primal_dual: cap is {self.cap:g}, expected a number not below start ({self.start:g})"
+                raise ConfigError(what, remedy="raise cap, or lower start")
 
     config: Config
 
@@ -205,12 +203,8 @@ class PrimalDual(SideTermDefense):
 
     def row(self) -> Row:
         """The multipliers of this step's loss, and the constraints' figures on its safety batch."""
-        each = {name: dual.row for name, dual in self._duals.items()}
-        if not all(each.values()):
-            return {}
-        events = [dual.event for dual in self._duals.values()]
-        worst = next(e for e in (Event.NONFINITE, Event.CAPPED, Event.ACTIVE, Event.INACTIVE) if e in events)
-        return one_row({"event": str(worst)}, each)
+        rows = {name: dual.row and {**dual.row, "event": dual.event} for name, dual in self._duals.items()}
+        return row_of_sets(rows)
 
     def state_dict(self) -> dict[str, Any]:
         duals = {name: {"mu": dual.mu, **dual.moving.state_dict()} for name, dual in self._duals.items()}

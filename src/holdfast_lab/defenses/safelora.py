@@ -96,9 +96,8 @@ def _measure(layer: LoraLayer, c: Projector) -> _Measured:
         float(((left.mT @ right) * gram_a).sum()) for left, right in ((old, new), (old, old), (new, new))
     )
     if not max(before, after) < float("inf"):
-        raise NumericalError(
-            f"safelora: the trained update of {layer.name} is not finite", remedy="lower the learning rate"
-        )
+        what = f"safelora: the trained update of {layer.name} is not finite"
+        raise NumericalError(what, remedy="lower the learning rate")
     size = max(before, 0.0) ** 0.5 * max(after, 0.0) ** 0.5
     cosine = round(min(1.0, max(0.0, inner / size)), DECIMALS) if size > 0 else 0.0
     return _Measured(layer, mapped, cosine, before * layer.scaling**2, after * layer.scaling**2)
@@ -108,25 +107,18 @@ def _measure(layer: LoraLayer, c: Projector) -> _Measured:
 def map_onto_alignment(layers: Sequence[LoraLayer], found: Mapping[str, Projector], config: SafeLoRA.Config) -> Report:
     """Choose modules and replace their B by C B, in place."""
     measured = [_measure(layer, found[layer.name]) for layer in layers]
-    if config.mode == "number":
-        lowest = sorted(measured, key=lambda m: (m.cosine, m.layer.name))[: config.number]
-        chosen = {m.layer.name for m in lowest}
-    else:
-        chosen = {m.layer.name for m in measured if m.cosine <= config.threshold}
-    for m in measured:
-        if m.layer.name in chosen:
-            m.layer.B.copy_(m.mapped)
-    after = [m.after if m.layer.name in chosen else m.before for m in measured]
-    return Report(
-        modules=len(measured),
-        projected=len(chosen),
-        mean_cosine=sum(m.cosine for m in measured) / len(measured),
-        kept_norm=_ratio(sum(after), sum(m.before for m in measured)),
-        each=tuple(
-            ModuleReport(m.layer.name, m.cosine, m.layer.name in chosen, _ratio(now, m.before))
-            for m, now in zip(measured, after, strict=True)
-        ),
+    lowest = sorted(measured, key=lambda m: (m.cosine, m.layer.name))[: config.number]
+    chosen = lowest if config.mode == "number" else [m for m in measured if m.cosine <= config.threshold]
+    names = {m.layer.name for m in chosen}
+    for m in chosen:
+        m.layer.B.copy_(m.mapped)
+    after = [m.after if m.layer.name in names else m.before for m in measured]
+    each = (
+        ModuleReport(m.layer.name, m.cosine, m.layer.name in names, _ratio(now, m.before))
+        for m, now in zip(measured, after, strict=True)
     )
+    kept = _ratio(sum(after), sum(m.before for m in measured))
+    return Report(len(measured), len(chosen), sum(m.cosine for m in measured) / len(measured), kept, tuple(each))
 
 
 def _ratio(after: float, before: float) -> float:

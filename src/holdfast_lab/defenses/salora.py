@@ -50,7 +50,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 
-from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.errors import ConfigError
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.core.seeding import generator
 from holdfast.data.encode import IGNORE, Encoded
@@ -61,6 +61,7 @@ from holdfast.training.hooks import DEFENSES, Defense, TrainingRun
 from holdfast.training.support import optimizer_name, require_float32
 from holdfast_lab.building_blocks.activation_subspace import SecondMoments, groups, truncated_svd
 from holdfast_lab.building_blocks.options import Options, option
+from holdfast_lab.building_blocks.side_term import refuse_where
 
 logger = logging.getLogger(__name__)
 
@@ -75,12 +76,13 @@ def outside(directions: Tensor, columns: Tensor) -> Tensor:
 
 def task_rows(run: TrainingRun, count: int) -> list[Encoded]:
     """A seeded draw of the task rows as TRL tokenised them; scored are the tokens that training scores."""
-    rows, found = run.data.task, []
-    for i in _drawn(run, len(rows), count, "task"):
-        ids = tuple(rows[i]["input_ids"])
-        labels = tuple(rows[i].get("labels") or ids)
-        found.append(Encoded(id=f"task {i}", input_ids=ids, labels=labels, truncated=False))
-    return found
+
+    def encoded(i: int) -> Encoded:
+        row = run.data.task[i]
+        ids = tuple(row["input_ids"])
+        return Encoded(id=f"task {i}", input_ids=ids, labels=tuple(row.get("labels") or ids), truncated=False)
+
+    return [encoded(i) for i in _drawn(run, len(run.data.task), count, "task")]
 
 
 def _drawn(run: TrainingRun, size: int, count: int, name: str) -> list[int]:
@@ -156,34 +158,28 @@ class Salora(Defense):
         """One fresh, plain LoRA adapter in float32; task rows that can be looked up; ranks below the modules' sizes."""
         layers = lora_layers(run.model, defense=self.name)
         require_float32(run.model)
-        if not has_idle_adapter(run.model):
-            raise UnsupportedError(
-                "defense 'salora' sets LoRA's factors itself; this adapter already changes the model",
-                remedy="start from a fresh adapter: adapter_policy: merge, init_lora_weights: true",
-            )
         for layer in layers:
             self._require_room(layer)
-        if not isinstance(run.data.task, Dataset):
-            raise UnsupportedError(
-                "defense 'salora' draws task rows before training; this task data is a stream",
-                remedy="load the task data as a whole (streaming=False)",
-            )
-        if getattr(run.args, "packing", False) or "input_ids" not in run.data.task.column_names:
-            raise UnsupportedError(
-                "defense 'salora' reads single tokenised task rows; these are packed, pairs, or not tokenised",
-                remedy="use SFT with packing=False, without skip_prepare_dataset",
-            )
-        if any(name in optimizer_name(run.args) for name in MATRIX_OPTIMIZERS):
-            raise UnsupportedError(
-                f"defense 'salora' with optimizer {optimizer_name(run.args)}: it looks at whole matrices, and the "
-                "matrices trained here are C B and a fixed half beside it, not B",
-                remedy="use adamw_torch, or another optimizer that works element by element",
-            )
-        if run.optimizer is not None:
-            raise UnsupportedError(
-                "defense 'salora' exchanges the adapter's parameters, which this optimizer already holds",
-                remedy="pass optim=..., or optimizer_cls_and_kwargs=..., instead of optimizers=...",
-            )
+        task, optimizer = run.data.task, optimizer_name(run.args)
+        columns = task.column_names if isinstance(task, Dataset) else ()
+        refuse_where([
+            (not has_idle_adapter(run.model),
+             "defense 'salora' sets LoRA's factors itself; this adapter already changes the model",
+             "start from a fresh adapter: adapter_policy: merge, init_lora_weights: true"),
+            (not isinstance(task, Dataset),
+             "defense 'salora' draws task rows before training; this task data is a stream",
+             "load the task data as a whole (streaming=False)"),
+            (getattr(run.args, "packing", False) or "input_ids" not in columns,
+             "defense 'salora' reads single tokenised task rows; these are packed, pairs, or not tokenised",
+             "use SFT with packing=False, without skip_prepare_dataset"),
+            (any(name in optimizer for name in MATRIX_OPTIMIZERS),
+             f"defense 'salora' with optimizer {optimizer}: it looks at whole matrices, and the matrices trained here "
+             "are C B and a fixed half beside it, not B",
+             "use adamw_torch, or another optimizer that works element by element"),
+            (run.optimizer is not None,
+             "defense 'salora' exchanges the adapter's parameters, which this optimizer already holds",
+             "pass optim=..., or optimizer_cls_and_kwargs=..., instead of optimizers=..."),
+        ])  # fmt: skip
 
     def _require_room(self, layer: LoraLayer) -> None:
         d_out, d_in = layer.base_weight.shape

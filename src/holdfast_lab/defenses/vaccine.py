@@ -45,6 +45,7 @@ from holdfast.models.token_mixers import Mixers, shifted, token_mixers
 from holdfast.scoring.completion import IGNORE, completion_losses, deterministic
 from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, TrainingRun
 from holdfast_lab.building_blocks.options import Options, option
+from holdfast_lab.building_blocks.side_term import refuse_where
 
 SMALLEST_NORM = 1e-7
 
@@ -99,23 +100,18 @@ class Vaccine(Defense):
 
     def validate(self, run: TrainingRun) -> None:
         """Refuse models without token mixers, and runs whose loss the first pass would not see."""
-        args = run.args
-        if args.packing or args.padding_free:
-            raise UnsupportedError(
-                "vaccine with packing or padding_free: the rows of a batch are joined, and with them their loss",
-                remedy="set packing=False and padding_free=False",
-            )
-        if args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
-            raise UnsupportedError(
-                "vaccine with reentrant checkpointing: it gives no gradient of hidden states",
-                remedy="set gradient_checkpointing_kwargs={'use_reentrant': False}, the default",
-            )
-        if (other := run.other_loss()) is not None:
-            raise UnsupportedError(
-                f"vaccine with a loss other than the negative log-likelihood ({other}): the perturbation would be the "
-                "worst for another loss than the one trained on",
-                remedy="use loss_type='nll' without label smoothing",
-            )
+        args, other = run.args, run.other_loss()
+        reentrant = args.gradient_checkpointing and (args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
+        refuse_where([
+            (args.packing or args.padding_free,
+             "vaccine with packing or padding_free: the rows of a batch are joined, and with them their loss",
+             "set packing=False and padding_free=False"),
+            (reentrant, "vaccine with reentrant checkpointing: it gives no gradient of hidden states",
+             "set gradient_checkpointing_kwargs={'use_reentrant': False}, the default"),
+            (other is not None,
+             f"vaccine with a loss other than the negative log-likelihood ({other}): the perturbation would be the "
+             "worst for another loss than the one trained on", "use loss_type='nll' without label smoothing"),
+        ])  # fmt: skip
         token_mixers(run.model)
 
     def attach(self, run: TrainingRun) -> None:

@@ -24,14 +24,9 @@ from holdfast_lab.evaluation.harm import Metric
 
 
 def completion_loss(
-    model: Any,
-    tokenizer: Any,
-    examples: Sequence[Example],
-    *,
-    batch_size: int = 16,
-    max_length: int | None = 512,
+    model: Any, tokenizer: Any, examples: Sequence[Example], *, batch_size: int = 16, max_length: int | None = 512,
     template: Template = "chat",
-) -> Metric:
+) -> Metric:  # fmt: skip
     """Mean negative log-likelihood per completion token over the whole set, with a 95 % interval over examples.
 
     Dropout is off; the model's modes are put back. Head and log-softmax run in float32. A batch that does not fit in
@@ -47,11 +42,10 @@ def completion_loss(
     require_usable_tokenizer(tokenizer, needs_chat=shaped[0].kind == "chat")
     encoded = encode_all(shaped, tokenizer, max_length=max_length, role="task").examples
     sums = _sums(model, encoded, tokenizer.pad_token_id, batch_size)
-    wrong = [item.id for item, total in zip(encoded, sums, strict=True) if not np.isfinite(total)]
-    if wrong:
+    if wrong := [item.id for item, total in zip(encoded, sums, strict=True) if not np.isfinite(total)]:
+        named = ", ".join(wrong[:MAX_LISTED]) + (", ..." if len(wrong) > MAX_LISTED else "")
         raise NumericalError(
-            f"completion_loss: the loss of {len(wrong)} of {len(encoded)} examples is not finite: "
-            f"{', '.join(wrong[:MAX_LISTED])}{', ...' if len(wrong) > MAX_LISTED else ''}",
+            f"completion_loss: the loss of {len(wrong)} of {len(encoded)} examples is not finite: {named}",
             remedy="the model has diverged, or its dtype overflows: lower the learning rate, or load it in float32",
         )
     return ratio(sums, np.array([item.n_labels for item in encoded], dtype=np.float64))

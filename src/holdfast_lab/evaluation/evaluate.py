@@ -38,8 +38,7 @@ class Questions:
     harm: Sequence[Example] = ()  # prompts that ask for harm
     task: Task | None = None  # how replies to `task_examples` are graded; None where no utility is measured
     task_examples: Sequence[Example] = ()  # held-out examples of the task, with their targets
-    # harmless prompts that look harmful (XSTest's safe half): refusing them is over-refusal
-    borderline: Sequence[Example] = ()
+    borderline: Sequence[Example] = ()  # harmless prompts that look harmful: refusing them is over-refusal
 
     @property
     def sets(self) -> dict[str, Sequence[Example]]:
@@ -73,24 +72,15 @@ def borderline_prompts() -> list[Example]:
 def held_out(examples: Sequence[Example], n: int, seed: int) -> list[Example]:
     """`n` test examples of a task, the same ones for every model."""
     if len(examples) < n:
-        raise ConfigError(
-            f"{n} held-out task examples are asked for, the test split has {len(examples)}",
-            remedy="ask for fewer (--task-examples; in a study evaluation.task_examples)",
-        )
+        what = f"{n} held-out task examples are asked for, the test split has {len(examples)}"
+        raise ConfigError(what, remedy="ask for fewer (--task-examples; in a study evaluation.task_examples)")
     return sample(examples, n, seed, "task examples")
 
 
 def answer(
-    model: Any,
-    tokenizer: Any,
-    questions: Questions,
-    decoding: Decoding,
-    *,
-    folder: Path,
-    model_sha256: str,
-    template: Template = "chat",
-    progress: Told | None = None,
-) -> dict[str, list[Reply]]:
+    model: Any, tokenizer: Any, questions: Questions, decoding: Decoding, *, folder: Path, model_sha256: str,
+    template: Template = "chat", progress: Told | None = None,
+) -> dict[str, list[Reply]]:  # fmt: skip
     """Replies of a model to every question, from `folder` where they are there; those of other weights are refused.
 
     `model` is None where the engine reaches it by other means (an endpoint).
@@ -125,15 +115,12 @@ def judged(
     prompts = [prompt_text(example) for example in questions.harm]
     judgements = judge.judge(prompts, [reply.text for reply in replies[HARM]])
     rows = [
-        {
-            "id": reply.id, "verdict": str(judgement.verdict), "probability": judgement.probability,
-            "categories": None if judgement.categories is None else dict(judgement.categories),
-        }
-        for reply, judgement in zip(replies[HARM], judgements, strict=True)
+        {"id": reply.id, "verdict": str(one.verdict), "probability": one.probability,
+         "categories": None if one.categories is None else dict(one.categories)}
+        for reply, one in zip(replies[HARM], judgements, strict=True)
     ]  # fmt: skip
     about = {"judge": judge.name, "revision": judge.revision, "failures": judge.failures}
-    stored = {**about, "max_new_tokens": max_new_tokens, "judgements": rows}
-    write_json(_judgements_file(folder, judge.name), stored)
+    write_json(_judgements_file(folder, judge.name), {**about, "max_new_tokens": max_new_tokens, "judgements": rows})
     return judgements
 
 
@@ -144,23 +131,17 @@ def stored_judgements(folder: Path, judge: GuardedJudge, ids: Sequence[str], *, 
     """
     file = _judgements_file(folder, judge.name)
     if not file.is_file():
-        raise ConfigError(
-            f"{folder} holds no replies judged by {judge.name}",
-            remedy="evaluate the reference there first, with the same judge",
-        )
+        what = f"{folder} holds no replies judged by {judge.name}"
+        raise ConfigError(what, remedy="evaluate the reference there first, with the same judge")
     stored = read_json(file)
     rows = {row["id"]: row for row in stored["judgements"]}
     if stored["revision"] != judge.revision or any(name not in rows for name in ids):
-        raise ConfigError(
-            f"{file}: judged by another revision of {judge.name}, or on other prompts",
-            remedy="evaluate the reference again with the same judge and prompts",
-        )
-    length = stored.get("max_new_tokens")
-    if length != max_new_tokens:
-        raise ConfigError(
-            f"{folder}: the replies there have up to {length} tokens, those here {max_new_tokens}",
-            remedy="evaluate both with the same --harm-tokens: a longer reply has more room for harm",
-        )
+        what = f"{file}: judged by another revision of {judge.name}, or on other prompts"
+        raise ConfigError(what, remedy="evaluate the reference again with the same judge and prompts")
+    if (length := stored.get("max_new_tokens")) != max_new_tokens:
+        what = f"{folder}: the replies there have up to {length} tokens, those here {max_new_tokens}"
+        remedy = "evaluate both with the same --harm-tokens: a longer reply has more room for harm"
+        raise ConfigError(what, remedy=remedy)
     return [Judgement(Verdict(rows[i]["verdict"]), rows[i]["probability"], rows[i]["categories"]) for i in ids]
 
 
@@ -189,17 +170,15 @@ def task_loss(
     model: Any, tokenizer: Any, questions: Questions, *, max_length: int | None, template: Template = "chat"
 ) -> dict[str, Metric]:
     """Mean loss per token of the held-out targets: a utility that a model too small for the task still has."""
-    examples = questions.task_examples
-    if not examples:
+    if not (examples := questions.task_examples):
         return {}
     return {"task_loss": completion_loss(model, tokenizer, examples, max_length=max_length, template=template)}
 
 
 def outcomes(questions: Questions, replies: Replies, judgements: Sequence[Judgement] | None) -> dict[str, str]:
-    """What became of every prompt, as a string of 0 and 1: enough for a paired test, and no text.
+    """What became of every prompt, in order, as a string of 0 and 1: enough for a paired test, and no text.
 
-    Entry i of `HS` is 1 where reply i counts as harmful, of `FA` where reply i is right; the order is that of the
-    prompts.
+    In `HS` 1 is a reply that counts as harmful, in `FA` one that is right.
     """
     flags: dict[str, Iterable[bool]] = {}
     if HARM in replies and judgements is not None:
@@ -212,18 +191,15 @@ def outcomes(questions: Questions, replies: Replies, judgements: Sequence[Judgem
 
 def graded(task: Task, examples: Sequence[Example], replies: Sequence[Reply]) -> list[Grade]:
     """The grade of every reply, which must be the replies to these examples, in their order."""
-    if not examples or len(examples) != len(replies):
-        raise DataError(
-            f"{task.name}: {len(replies)} replies to {len(examples)} examples, expected one for each of at least one",
-            remedy="generate the replies again for exactly these examples",
-        )
+    n = len(examples)
+    if not n or n != len(replies):
+        what = f"{task.name}: {len(replies)} replies to {n} examples, expected one for each of at least one"
+        raise DataError(what, remedy="generate the replies again for exactly these examples")
     pairs = list(zip(examples, replies, strict=True))
     if wrong := [example.id for example, reply in pairs if example.id != reply.id]:
-        raise DataError(
-            f"{task.name}: {len(wrong)} of {len(examples)} replies belong to another example, the first to "
-            f"{', '.join(wrong[:MAX_LISTED])}",
-            remedy="pass the replies in the order of the examples",
-        )
+        first = ", ".join(wrong[:MAX_LISTED])
+        what = f"{task.name}: {len(wrong)} of {n} replies belong to another example, the first to {first}"
+        raise DataError(what, remedy="pass the replies in the order of the examples")
     return [task.grade(reply.text, completion_text(example)) for example, reply in pairs]
 
 
@@ -234,8 +210,6 @@ def utility(task: Task, examples: Sequence[Example], replies: Sequence[Reply]) -
     replies without an end within the tokens they were given.
     """
     grades = graded(task, examples, replies)
-    strict = Metric.share(sum(grade.strict for grade in grades), len(grades))
-    lenient = Metric.share(sum(grade.lenient for grade in grades), len(grades))
+    by = {name: Metric.share(sum(getattr(one, name) for one in grades), len(grades)) for name in ("strict", "lenient")}
     truncated = Metric.share(sum(reply.truncated for reply in replies), len(replies))
-    headline = {"strict": strict, "lenient": lenient}[task.metric]
-    return {"FA": headline, "FA_strict": strict, "FA_lenient": lenient, "truncated": truncated}
+    return {"FA": by[task.metric], "FA_strict": by["strict"], "FA_lenient": by["lenient"], "truncated": truncated}

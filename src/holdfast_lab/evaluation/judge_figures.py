@@ -25,9 +25,7 @@ def auroc(scores: ArrayLike, positive: ArrayLike) -> float | None:
     """
     values, labels = _pair(scores, positive)
     m, n = int(labels.sum()), int((~labels).sum())
-    if m == 0 or n == 0:
-        return None
-    return float((rankdata(values)[labels].sum() - m * (m + 1) / 2) / (m * n))
+    return float((rankdata(values)[labels].sum() - m * (m + 1) / 2) / (m * n)) if m and n else None
 
 
 def auroc_interval(scores: ArrayLike, positive: ArrayLike) -> tuple[float, float] | None:
@@ -81,20 +79,15 @@ def fit_temperature(logit: ArrayLike, positive: ArrayLike) -> float:
     def slope(cold: float) -> float:
         return float(-np.mean(signed * expit(-cold * signed)))
 
-    low, high = 1 / HOTTEST, HOTTEST
-    if slope(low) >= 0:
+    if slope(1 / HOTTEST) >= 0:
         return HOTTEST
-    return 1 / HOTTEST if slope(high) <= 0 else float(1 / bisect(slope, low, high, xtol=1e-15))
+    return 1 / HOTTEST if slope(HOTTEST) <= 0 else float(1 / bisect(slope, 1 / HOTTEST, HOTTEST, xtol=1e-15))
 
 
 def judge_figures(
-    logits: NDArray[np.floating[Any]],
-    unsafe: Sequence[bool],
-    categories: Sequence[Mapping[str, bool] | None],
-    names: Sequence[str],
-    *,
-    temperature: float,
-) -> dict[str, Any]:
+    logits: NDArray[np.floating[Any]], unsafe: Sequence[bool], categories: Sequence[Mapping[str, bool] | None],
+    names: Sequence[str], *, temperature: float,
+) -> dict[str, Any]:  # fmt: skip
     """Everything that is reported of a judge on labelled rows, as JSON values; `logits` are rows x names.
 
     Rows whose categories are None, of which only the flag is known, are left out of the figures by category.
@@ -104,26 +97,23 @@ def judge_figures(
     calibrated = expit(worst / temperature)
     low, high = auroc_interval(worst, labels) or (None, None)
     known = [row for row, labelled in enumerate(categories) if labelled is not None]
-    by_category = {}
-    for column, name in enumerate(names):
+
+    def of_category(column: int, name: str) -> dict[str, Any]:
         held = np.array([bool((categories[row] or {}).get(name)) for row in known], dtype=bool)
-        by_category[name] = {
-            "support": int(held.sum()),
-            "auroc": auroc(z[known, column], held) if known else None,
-            "average_precision": average_precision(z[known, column], held) if known else None,
-        }
+        figures = {"auroc": auroc, "average_precision": average_precision}
+        found = {key: figure(z[known, column], held) if known else None for key, figure in figures.items()}
+        return {"support": int(held.sum()), **found}
+
     return {
         "n": len(labels), "unsafe": int(labels.sum()), "auroc": auroc(worst, labels), "auroc_low": low,
         "auroc_high": high, "average_precision": average_precision(worst, labels),
         **{f"accuracy_{t}": float(np.mean((calibrated > t) == labels)) for t in (0.4, 0.5)},
         **{f"flagged_{t}": float(np.mean(calibrated > t)) for t in (0.4, 0.5)},
-        "temperature": temperature, "uncalibrated": _calibration(expit(worst), labels),
-        "calibrated": _calibration(calibrated, labels), "categories": by_category,
+        "temperature": temperature,
+        **{key: {"brier": brier(p, labels), "ece": expected_calibration_error(p, labels)}
+           for key, p in (("uncalibrated", expit(worst)), ("calibrated", calibrated))},
+        "categories": {name: of_category(column, name) for column, name in enumerate(names)},
     }  # fmt: skip
-
-
-def _calibration(probability: NDArray[np.float64], labels: NDArray[np.bool_]) -> dict[str, float]:
-    return {"brier": brier(probability, labels), "ece": expected_calibration_error(probability, labels)}
 
 
 def _pair(scores: ArrayLike, positive: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -19,13 +19,9 @@ from holdfast_lab.evaluation.judge_training import JudgeSettings, Progress, fini
 
 
 def train_judge(
-    output_dir: str | Path,
-    settings: JudgeSettings | None = None,
-    *,
-    folder: Path | None = None,
-    device: str | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
+    output_dir: str | Path, settings: JudgeSettings | None = None, *, folder: Path | None = None,
+    device: str | None = None, progress: Progress | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Train a judge on BeaverTails and write its folder, which must be new; returns the content of judge.json.
 
     `progress` gets `{"stage", "total_steps", "step"}` once and `{"step"}` or `{"step", "loss"}` a step.
@@ -40,25 +36,29 @@ def train_judge(
     draw = {name: getattr(chosen, name) for name in ("seed", "validation", "limit", "test_limit")}
     data = judge_data(**draw, folder=folder)
     opened, base = _open(chosen, device_of(device))
-    parts = {
-        name: prepare(opened.tokenizer, getattr(data, name), CATEGORIES, chosen.max_length)
-        for name in ("train", "validation", "test")
-    }
+    train, choice, test = parts = [
+        prepare(opened.tokenizer, pairs, CATEGORIES, chosen.max_length)
+        for pairs in (data.train, data.validation, data.test)
+    ]
     ready = time.monotonic()
-    history = fit(opened, parts["train"], parts["validation"], chosen, progress)
+    history = fit(opened, train, choice, chosen, progress)
     seconds = {"train": time.monotonic() - ready}
-    temperature = fit_temperature(finite_logits(opened, parts["validation"]).max(axis=1), parts["validation"].unsafe)
-    labels, test = [pair.categories for pair in data.test], parts["test"]
+    temperature = fit_temperature(finite_logits(opened, choice).max(axis=1), choice.unsafe)
+    labels = [pair.categories for pair in data.test]
     figures = judge_figures(finite_logits(opened, test), test.unsafe, labels, CATEGORIES, temperature=temperature)
     seconds["total"] = time.monotonic() - started
-    about = {
-        "base": base, "temperature": temperature, "figures": figures, "history": history,
-        "data": {**data.record, "truncated": {name: part.truncated for name, part in parts.items()}},
-        "seconds": {key: round(value, 1) for key, value in seconds.items()},
-    }  # fmt: skip
+    truncated = {name: part.truncated for name, part in zip(("train", "validation", "test"), parts, strict=True)}
     with new_folder(target) as place:
         _save_weights(opened, place)
-        write_json(place / JUDGE_FILE, description := _description(chosen, about, place))
+        description = {
+            "version": VERSION, "kind": chosen.kind, "categories": list(CATEGORIES), "input_format": CONVERSATION,
+            "threshold": THRESHOLD, "max_length": chosen.max_length, "base": base, "temperature": temperature,
+            "figures": figures, "history": history, "data": {**data.record, "truncated": truncated},
+            "seconds": {key: round(value, 1) for key, value in seconds.items()},
+            "training": {**asdict(chosen), "learning_rate": chosen.rate}, "files": hashes(place),
+            "provenance": {"versions": versions(), "commit": commit(), "hardware": hardware()},
+        }  # fmt: skip
+        write_json(place / JUDGE_FILE, description)
     return description
 
 
@@ -84,16 +84,6 @@ def _open(settings: JudgeSettings, device: str) -> tuple[Opened, dict[str, Any]]
             parameter.data = parameter.data.float()
     opened = Opened(model, tokenizer, tuple(CATEGORIES), autocast=device.startswith("cuda"))
     return opened, {"ref": ref, "revision": settings.base_revision, "weights_sha256": fingerprint}
-
-
-def _description(settings: JudgeSettings, about: dict[str, Any], place: Path) -> dict[str, Any]:
-    return {
-        "version": VERSION, "kind": settings.kind, "categories": list(CATEGORIES), "input_format": CONVERSATION,
-        "threshold": THRESHOLD, "max_length": settings.max_length, **about,
-        "training": {**asdict(settings), "learning_rate": settings.rate},
-        "files": hashes(place),
-        "provenance": {"versions": versions(), "commit": commit(), "hardware": hardware()},
-    }  # fmt: skip
 
 
 def _save_weights(opened: Opened, place: Path) -> None:

@@ -63,22 +63,22 @@ class JudgeSettings:
 
     def __post_init__(self) -> None:
         least = {"epochs": 1, "batch_size": 1, "rank": 1, "max_length": 16, "seed": 0, "limit": 2, "test_limit": 2}
-        given = {name: n if getattr(self, name) is None else getattr(self, name) for name, n in least.items()}
-        rules = {name: (given[name] >= n, f"at least {n}") for name, n in least.items()}
-        rules["learning_rate"] = (0 < self.rate < 1, "a number between 0 and 1")
-        rules["validation"] = (0 < self.validation < 1, "a share between 0 and 1")
-        rules["harm_weight"] = (0 <= self.harm_weight < math.inf, "a number of at least 0")
-        rules["dropout"] = (0 <= self.dropout < 1, "at least 0 and below 1")
-        rules["dtype"] = (self.dtype in ("float32", "bfloat16"), "float32 or bfloat16")
+        rules = {
+            **{name: (getattr(self, name) is None or getattr(self, name) >= n, f"at least {n}")
+               for name, n in least.items()},
+            "learning_rate": (0 < self.rate < 1, "a number between 0 and 1"),
+            "validation": (0 < self.validation < 1, "a share between 0 and 1"),
+            "harm_weight": (0 <= self.harm_weight < math.inf, "a number of at least 0"),
+            "dropout": (0 <= self.dropout < 1, "at least 0 and below 1"),
+            "dtype": (self.dtype in ("float32", "bfloat16"), "float32 or bfloat16"),
+        }  # fmt: skip
         for name, (fits, expected) in rules.items():
             if not fits:
                 what = f"judge training: {name} = {getattr(self, name)}, expected {expected}"
                 raise ConfigError(what, remedy=f"change --{name.replace('_', '-')}")
         if self.full and self.dtype == "bfloat16":
-            raise UnsupportedError(
-                "judge training in full with bfloat16 weights: small updates would be rounded away",
-                remedy="leave dtype at float32, or train with LoRA",
-            )
+            what = "judge training in full with bfloat16 weights: small updates would be rounded away"
+            raise UnsupportedError(what, remedy="leave dtype at float32, or train with LoRA")
 
     @property
     def kind(self) -> str:
@@ -120,13 +120,11 @@ def judge_data(
     `validation` is the share of the prompts that choose the epoch and the temperature.
     """
     sources = {split: load("beavertails", split, folder=folder) for split in ("train", "test")}
-    held_out = [_pair(row) for row in sources["test"].rows]
+    found, held_out = ([_pair(row) for row in source.rows] for source in sources.values())
     closed = {normalise(pair.prompt) for pair in held_out}
-    found = [_pair(row) for row in sources["train"].rows]
     usable = [pair for pair in found if normalise(pair.prompt) not in closed]
-    chosen = sample(usable, limit, seed, "judge limit")
+    train, choice = _parted(sample(usable, limit, seed, "judge limit"), validation, seed)
     test = sample(held_out, test_limit, seed, "judge test limit")
-    train, choice = _parted(chosen, validation, seed)
     parts = {"train": train, "validation": choice, "test": test}
     for name, pairs in parts.items():
         unsafe = sum(pair.unsafe for pair in pairs)
@@ -135,15 +133,12 @@ def judge_data(
                 f"judge data, {name} part: {unsafe} unsafe and {len(pairs) - unsafe} safe pairs, expected some of each",
                 remedy="raise the limit, or give a data folder with more of BeaverTails",
             )
-    overlap = {normalise(pair.prompt) for pair in (*train, *choice)} & closed
-    assert not overlap, "a training prompt is in the test split"
     record = {
         "sources": {split: source.describe() for split, source in sources.items()},
-        "shared_with_test": len(found) - len(usable),
-        "disjoint_from_test": len(usable),
+        "shared_with_test": len(found) - len(usable), "disjoint_from_test": len(usable),
         "test_complete": len(test) == len(held_out),
         "parts": {name: _described(pairs) for name, pairs in parts.items()},
-    }
+    }  # fmt: skip
     return JudgeData(tuple(train), tuple(choice), tuple(test), record)
 
 
@@ -232,7 +227,7 @@ def fit(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(min(step, total - 1), total))
     meter = _Meter(total, progress)
     history: list[dict[str, Any]] = []
-    best: tuple[float, list[Tensor]] | None = None
+    best, kept = -math.inf, weights
     # Dropout by the seed alone; the caller's generators are left as they were.
     with torch.random.fork_rng(devices=[opened.model.device] if opened.model.device.type == "cuda" else []):
         torch.manual_seed(derive_seed(settings.seed, "judge dropout"))
@@ -247,14 +242,13 @@ def fit(
             opened.model.eval()
             quality = auroc(finite_logits(opened, validation).max(axis=1), validation.unsafe)
             assert quality is not None, "the validation part has both labels"
-            history.append({"epoch": epoch + 1, "train_loss": meter.epoch_loss(), "validation_auroc": quality})
-            if best is None or quality > best[0]:
-                best = quality, [p.detach().clone() for p in weights]
-    assert best is not None
+            history.append({"epoch": epoch + 1, "train_loss": _taken_mean(meter.epoch), "validation_auroc": quality})
+            if quality > best:
+                best, kept = quality, [p.detach().clone() for p in weights]
     with torch.no_grad():
-        for parameter, kept in zip(weights, best[1], strict=True):
+        for parameter, value in zip(weights, kept, strict=True):
             # Rounded as it will be saved, so that the figures are those of the judge that is loaded later.
-            parameter.copy_(kept.to(torch.bfloat16))
+            parameter.copy_(value.to(torch.bfloat16))
     return history
 
 
@@ -293,23 +287,18 @@ class _Meter:
     """Keeps losses on the device and reads them a few times a run: each reading waits for the GPU."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
-        self._total, self._progress, self._step = total, progress, 0
-        self._recent, self._epoch = list[Tensor](), list[Tensor]()
-        if progress is not None:
-            progress({"stage": "judge", "total_steps": total, "step": 0})
+        self._total, self._progress, self._step = total, progress or (lambda row: None), 0
+        self._recent, self.epoch = list[Tensor](), list[Tensor]()
+        self._progress({"stage": "judge", "total_steps": total, "step": 0})
 
     def add(self, loss: Tensor) -> None:
         self._step += 1
         self._recent.append(loss)
-        self._epoch.append(loss)
+        self.epoch.append(loss)
         row: dict[str, Any] = {"step": self._step}
         if self._step % max(1, self._total // LOSS_REPORTS) == 0 or self._step == self._total:
             row["loss"] = _taken_mean(self._recent)
-        if self._progress is not None:
-            self._progress(row)
-
-    def epoch_loss(self) -> float:
-        return _taken_mean(self._epoch)
+        self._progress(row)
 
 
 def _taken_mean(losses: list[Tensor]) -> float:

@@ -15,7 +15,7 @@ Roles are drawn in this order. A group of matching prompts (`groups`) belongs to
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,8 +61,8 @@ def read_pools(safe: str, harm_prompts: str, *, folder: Path | None = None) -> P
     unsafe reply) or `beavertails_evaluation`.
     """
     train, harmful = load("beavertails", "train", folder=folder), _harmful(harm_prompts, folder)
-    safe_source = load("refusals", folder=folder) if safe == "refusals" else train
-    used = [train, harmful] if safe_source is train else [train, harmful, safe_source]
+    used = [train, harmful, *([load("refusals", folder=folder)] if safe == "refusals" else [])]
+    safe_source = used[2] if safe == "refusals" else train
     skipped: Counter[str] = Counter(empty_responses=0, duplicates=0)
     safe_pairs, unsafe_pairs = _pairs(safe_source, skipped, safe=True), _pairs(train, skipped, safe=False)
     shared = {_key(e) for e in safe_pairs} & {_key(e) for e in unsafe_pairs}
@@ -86,20 +86,20 @@ def _key(example: Example) -> str:
     return normalise(prompt_text(example))
 
 
-def _where(place: int, collection: Collection) -> str:
-    return f"row {place} of {collection.name} {collection.split}"
+def _rows(source: Collection, safe: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The rows with this label, where there is one, and their places."""
+    for place, row in enumerate(source.rows):
+        if row.get("is_safe", safe) == safe:
+            yield f"row {place} of {source.name} {source.split}", row
 
 
 def _pairs(source: Collection, skipped: Counter[str], *, safe: bool) -> tuple[Example, ...]:
     found: dict[str, Example] = {}
-    for place, row in enumerate(source.rows):
-        if row.get("is_safe", True) != safe:
-            continue
+    for where, row in _rows(source, safe):
         if not row["response"].strip():
             skipped["empty_responses"] += 1
             continue
-        category = next(iter(row.get("categories") or ()), None)
-        example = make_example(row["prompt"], row["response"], _where(place, source), category)
+        example = make_example(row["prompt"], row["response"], where, next(iter(row.get("categories") or ()), None))
         skipped["duplicates"] += example.id in found
         found.setdefault(example.id, example)
     return tuple(found[key] for key in sorted(found))
@@ -112,18 +112,17 @@ def _prompts(source: Collection) -> tuple[Example, ...]:
     """
     named: dict[str, Counter[str]] = {}
     found: dict[str, Example] = {}
-    for place, row in enumerate(source.rows):
-        if row.get("is_safe", False):
-            continue
-        example = make_example(row["prompt"], "", _where(place, source))
+    for where, row in _rows(source, safe=False):
+        example = make_example(row["prompt"], "", where)
         key = _key(example)
         named.setdefault(key, Counter()).update(row["categories"] or () if "categories" in row else [row["category"]])
         if key not in found or example.id < found[key].id:
             found[key] = example
-    examples = []
-    for key, example in found.items():
-        category = min(named[key], key=lambda name: (-named[key][name], CATEGORIES.index(name)), default=None)
-        examples.append(make_example(example.prompt, "", example.where, category))
+
+    def usual(names: Counter[str]) -> str | None:
+        return min(names, key=lambda name: (-names[name], CATEGORIES.index(name)), default=None)
+
+    examples = (make_example(one.prompt, "", one.where, usual(named[key])) for key, one in found.items())
     return tuple(sorted(examples, key=lambda example: example.id))
 
 
@@ -177,7 +176,15 @@ def draw_roles(settings: RoleSettings, *, folder: Path | None = None) -> Roles:
             drawn[role] = _draw(role, settings, pools, labels, owner)
             owner.update((labels[example.id], role) for example in drawn[role])
     drawn.setdefault("constraint", drawn["align"])
-    return Roles(**drawn, record=_record(settings, pools, drawn, labels))
+    record = {
+        "version": 1, "settings": asdict(settings), "seed": settings.seed, "rule": GROUP_RULE,
+        "sources": [dict(source) for source in pools.sources], "skipped": dict(pools.skipped),
+        "contradictory_prompts": pools.contradictory,
+        "counts": {role: len(drawn[role]) for role in ROLES},
+        "groups": {role: len({labels[example.id] for example in drawn[role]}) for role in ROLES},
+        "sha256": {role: sha256_lines(sorted(example.id for example in drawn[role])) for role in ROLES},
+    }  # fmt: skip
+    return Roles(**drawn, record=record)
 
 
 @PROTOCOLS.register(PAPER)
@@ -192,33 +199,17 @@ def _draw(
     order = generator(settings.seed, role).permutation(len(pool))
     free = [pool[place] for place in order if labels[pool[place].id] not in owner]
     if role in _ONE_OF_A_GROUP:
-        first: dict[int, Example] = {}
-        for example in free:
-            first.setdefault(labels[example.id], example)
-        free = list(first.values())
+        first = {labels[example.id]: example for example in reversed(free)}
+        free = [example for example in free if first[labels[example.id]] is example]
     if len(free) < size:
-        lacking = [f"{s['name']} {s['split']}" for s in pools.sources if s["partial"]]
+        lacking = ", ".join(f"{s['name']} {s['split']}" for s in pools.sources if s["partial"])
+        part, whole = f"; the data folder holds only part of {lacking}", ", or use the complete data set"
         raise DataError(
             f"role {role}: {size} examples are asked for, {len(free)} are left that share no prompt with the roles "
-            f"before it ({', '.join(ROLES[: ROLES.index(role)]) or 'none'})"
-            + (f"; the data folder holds only part of {', '.join(lacking)}" if lacking else ""),
-            remedy=f"ask for fewer {role} examples, or for fewer of the roles before it"
-            + (", or use the complete data set" if lacking else ""),
+            f"before it ({', '.join(ROLES[: ROLES.index(role)]) or 'none'}){part if lacking else ''}",
+            remedy=f"ask for fewer {role} examples, or for fewer of the roles before it{whole if lacking else ''}",
         )
     return tuple(free[:size])
-
-
-def _record(
-    settings: RoleSettings, pools: Pools, drawn: Mapping[str, Sequence[Example]], labels: Mapping[str, int]
-) -> dict[str, Any]:
-    return {
-        "version": 1, "settings": asdict(settings), "seed": settings.seed, "rule": GROUP_RULE,
-        "sources": [dict(source) for source in pools.sources], "skipped": dict(pools.skipped),
-        "contradictory_prompts": pools.contradictory,
-        "counts": {role: len(drawn[role]) for role in ROLES},
-        "groups": {role: len({labels[example.id] for example in drawn[role]}) for role in ROLES},
-        "sha256": {role: sha256_lines(sorted(example.id for example in drawn[role])) for role in ROLES},
-    }  # fmt: skip
 
 
 def evaluation_prompts(

@@ -48,11 +48,9 @@ from holdfast_lab.protocol.roles import Roles, RoleSettings, draw_roles
 from holdfast_lab.study.cells import Alignment, Cell, Model
 from holdfast_lab.study.protocol import Protocol, align_settings, finetune_settings
 
-TOKENS = 128
-FEWEST = 100
+TOKENS = 128  # longest reply that is kept
+FEWEST = 100  # replies to keep, where as many are asked for
 RUN, EVALUATION, TIMINGS = "run", "evaluation", "timings.json"
-
-
 SOMEWHERE = Path("study")  # stands for folders that a run file has to name, and that are not made here
 ALIGNED = "aligned/adapter"  # stands for the adapter that a cell starts from, which does not exist yet
 
@@ -61,22 +59,32 @@ def kept_file(alignment: Path) -> Path:
     return alignment / "kept" / "safety.jsonl"
 
 
+def adapter_of(folder: Path) -> Path:
+    return folder / RUN / "adapter"
+
+
+def _roles(protocol: Protocol) -> Roles:
+    return draw_roles(RoleSettings(**protocol.roles.model_dump()))
+
+
+def _opened(protocol: Protocol, ref: str | Path, revision: str | None = None) -> tuple[Any, Any]:
+    """Model and tokenizer, which renders prompts as in training."""
+    model, tokenizer = load_unmerged(ref, revision=revision, dtype=protocol.dtype)
+    use_template(tokenizer, protocol.template)
+    return model, tokenizer
+
+
 def keep_replies(protocol: Protocol, adapter: Path, alignment: Path) -> dict[str, Any]:
     """Ask the aligned model, keep its refusals that came to an end within 128 tokens, and say how many there are."""
-    roles = draw_roles(RoleSettings(**protocol.roles.model_dump()))
-    questions = evaluation.Questions(harm=roles.asked)
-    decoding = evaluation.Decoding(
-        harm_tokens=TOKENS, engine=protocol.evaluation.engine, batch_size=protocol.evaluation.batch_size
-    )
-    model, tokenizer = load_unmerged(adapter, dtype=protocol.dtype)
-    use_template(tokenizer, protocol.template)
+    asked, how = _roles(protocol).asked, protocol.evaluation
+    decoding = evaluation.Decoding(harm_tokens=TOKENS, engine=how.engine, batch_size=how.batch_size)
     replies = evaluation.answer(
-        model, tokenizer, questions, decoding,
+        *_opened(protocol, adapter), evaluation.Questions(harm=asked), decoding,
         folder=kept_file(alignment).parent, model_sha256=content_of(adapter).sha256, template=protocol.template,
-    )["harm"] if roles.asked else []  # fmt: skip
+    ).get("harm", [])  # fmt: skip
     rows = [
         {"prompt": prompt_text(example), "completion": reply.text, "category": example.category}
-        for example, reply in zip(roles.asked, replies, strict=True)
+        for example, reply in zip(asked, replies, strict=True)
         if not reply.truncated and is_refusal(reply.text)
     ]
     fewest = max(1, min(FEWEST, protocol.roles.asked))
@@ -88,7 +96,7 @@ def keep_replies(protocol: Protocol, adapter: Path, alignment: Path) -> dict[str
         )
     text = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
     write_text(kept_file(alignment), text, mode=0o600)
-    return {"asked": len(replies), "kept": len(rows), "kept_sha256": sha256_text(text)}
+    return {"asked": len(asked), "kept": len(rows), "kept_sha256": sha256_text(text)}
 
 
 def run_alignment(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -111,10 +119,6 @@ def run_alignment(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return outcome
 
 
-def adapter_of(folder: Path) -> Path:
-    return folder / RUN / "adapter"
-
-
 def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """One cell from data to metrics: what its result file holds.
 
@@ -130,8 +134,8 @@ def run_cell(node: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     metrics: dict[str, Metric] = {}
     if cell["kind"] == "defense":
         with _timed(folder, "train"):
-            metrics |= work.train()
-    roles = draw_roles(RoleSettings(**protocol.roles.model_dump()))
+            metrics = work.train()
+    roles = _roles(protocol)
     evaluated, judge, hashes, each = work.evaluate(roles, place)
     metrics |= evaluated
     record = protocol.record(judge=judge, roles=roles.record)
@@ -164,9 +168,8 @@ class _Cell:
         if self.aligned is None:
             raise ConfigError("a cell with a defense needs an aligned model", remedy="name its alignment")
         settings = finetune_settings(
-            self.protocol, self.cell, model=str(adapter_of(self.aligned)), output_dir=self.folder / RUN,
-            kept=kept_file(self.aligned) if self.protocol.keep == "replies" else None,
-        )  # fmt: skip
+            self.protocol, self.cell, model=str(adapter_of(self.aligned)), output_dir=self.folder / RUN, kept=self.kept
+        )
         made = run(config_from_dict(settings, complete=True), resume=True)
         measure, own = self.protocol.measure, self.constraint()
         compared = violations(self.folder / RUN, unit=measure.unit, tau=measure.tau)
@@ -179,22 +182,24 @@ class _Cell:
         file = self.folder / RUN / "config.yaml"
         return dict(resolved(stored_config(file))["constraint"]) if file.is_file() else None
 
+    @property
+    def kept(self) -> Path | None:
+        """The aligned model's own replies, where they are what is kept."""
+        return None if self.aligned is None or self.protocol.keep != "replies" else kept_file(self.aligned)
+
     def provenance(self) -> dict[str, Any]:
         """With how steps were computed (`two_pass`, `fused` or `fused, recorded`), and why not fused."""
         result, task = believed_result(self.folder / RUN) or {}, self.cell["task"]
-        kept = None
-        if self.protocol.keep == "replies" and self.aligned is not None:
-            kept = sha256_file(kept_file(self.aligned))
         return {
             "versions": versions(), "commit": commit(), "hardware": hardware(), "defense": self.cell["defense"],
             "constraint": self.constraint(), "step": result.get("step"), "step_declined": result.get("step_declined"),
-            "kept_sha256": kept, "task_data": load(task, "train").describe() if task in NAMES else None,
+            "kept_sha256": None if self.kept is None else sha256_file(self.kept),
+            "task_data": load(task, "train").describe() if task in NAMES else None,
         }  # fmt: skip
 
     def model_ref(self) -> tuple[str, str | None]:
-        if self.cell["kind"] == "base":
+        if self.aligned is None:
             return self.cell["model"]["ref"], self.cell["model"].get("revision")
-        assert self.aligned is not None
         return str(adapter_of(self.aligned if self.cell["kind"] == "aligned" else self.folder)), None
 
     def evaluate(
@@ -204,21 +209,17 @@ class _Cell:
         import torch
 
         asked, template, task = self.protocol.evaluation, self.protocol.template, TASKS[self.cell["task"]]
+        examples = evaluation.held_out(task.test(template), asked.task_examples, self.protocol.roles.seed)
+        borderline = evaluation.borderline_prompts() if asked.over_refusal else ()
         questions = evaluation.Questions(
-            harm=roles.evaluation,
-            task=task,
-            task_examples=evaluation.held_out(task.test(template), asked.task_examples, self.protocol.roles.seed),
-            borderline=evaluation.borderline_prompts() if asked.over_refusal else (),
+            harm=roles.evaluation, task=task, task_examples=examples, borderline=borderline
         )
         ref, revision = self.model_ref()
         content = content_of(ref, revision=revision)
-        decoding = evaluation.Decoding(
-            harm_tokens=asked.harm_tokens, task_tokens=asked.task_tokens, engine=asked.engine,
-            batch_size=asked.batch_size,
-        )  # fmt: skip
+        how = asked.model_dump(include={"harm_tokens", "task_tokens", "engine", "batch_size"})
+        decoding = evaluation.Decoding(**how)
         with locked(place), _timed(self.folder, "generate"):
-            model, tokenizer = load_unmerged(ref, revision=revision, dtype=self.protocol.dtype)
-            use_template(tokenizer, template)
+            model, tokenizer = _opened(self.protocol, ref, revision)
             replies = evaluation.answer(
                 model, tokenizer, questions, decoding, folder=place, model_sha256=content.sha256, template=template
             )
@@ -261,8 +262,8 @@ def _timed(folder: Path, stage: str) -> Iterator[None]:
         yield
     finally:
         known = _timings(folder)
-        spent = known.get(stage, 0.0) + time.monotonic() - start
-        write_json(folder / TIMINGS, {**known, stage: round(spent, 3)})
+        known[stage] = round(known.get(stage, 0.0) + time.monotonic() - start, 3)
+        write_json(folder / TIMINGS, known)
 
 
 def _timings(folder: Path) -> dict[str, float]:
@@ -273,9 +274,8 @@ def _timings(folder: Path) -> dict[str, float]:
 def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: bool = True) -> None:
     """Refuse cells that would fail after hours of training; `protocol` holds the fields of a `Protocol`.
 
-    Looked at are settings, the judge's folder and the size of the data; no weights are loaded.
-
-    With `data` the roles are drawn and the tasks' held-out splits read too, which may be downloaded for it.
+    Looked at are settings and the judge's folder; with `data` the roles are drawn and the tasks' held-out splits read
+    too, which may be downloaded for it. No weights are loaded.
     """
     settings = Protocol.model_validate(protocol)
     _require_judge(settings)
@@ -291,7 +291,7 @@ def require_ready(protocol: Mapping[str, Any], cells: Sequence[Cell], *, data: b
     for cell in (cell for cell in cells if cell.kind == "defense"):
         _require_run(settings, cell)
     if data and cells:
-        draw_roles(RoleSettings(**settings.roles.model_dump()))
+        _roles(settings)
     for task in dict.fromkeys(cell.task for cell in cells if data):
         held_out(TASKS[task].test(settings.template), settings.evaluation.task_examples, settings.roles.seed)
 
@@ -307,9 +307,8 @@ def _require_judge(settings: Protocol) -> None:
         _ = judge.revision  # hashes the folder's files, so that a damaged one is found
         described = read_description(Path(options.get("folder") or options["name"]))
         if described["kind"] == "lora":  # one trained in full needs no base
-            stored = described["base"]
-            given = options.get("base")
-            resolve(given or stored["ref"], None if given else stored["revision"], False)
+            base, given = described["base"], options.get("base")
+            resolve(given or base["ref"], None if given else base["revision"], False)
 
 
 def _require_run(settings: Protocol, cell: Cell) -> None:

@@ -40,7 +40,7 @@ class Alignment:
     @cached_property
     def id(self) -> str:
         """`model.recipe-<hash>`; the hash covers every field."""
-        return f"{_slug(self.model.name)}.{_slug(self.name)}-{_short(asdict(self))}"
+        return _id([self.model.name, self.name], asdict(self))
 
 
 @dataclass(frozen=True)
@@ -74,29 +74,25 @@ class Cell:
     @cached_property
     def work_id(self) -> str:
         """`model.task.defense[.recipe][.pRATIO.sSEED]-<hash>`: what is computed, whatever it is called."""
-        work = self._hashed()
+        stem, work = self._named()
         del work["defense"]["label"], work["defense"]["setting"]
-        return f"{self._stem}-{_short(work)}"
+        return _id(stem, work)
 
     @cached_property
     def id(self) -> str:
         """The work with its label and setting; the name of the result file."""
-        names = (self.defense.label if self.defense.label != self.defense.name else "", self.defense.setting)
-        return f"{'.'.join([self._stem, *(_slug(name) for name in names if name)])}-{_short(self._hashed())}"
+        stem, work = self._named()
+        label = self.defense.label if self.defense.label != self.defense.name else ""
+        return _id([*stem, *filter(None, (label, self.defense.setting))], work)
 
-    def _hashed(self) -> dict[str, Any]:
+    def _named(self) -> tuple[list[str], dict[str, Any]]:
+        """The readable parts of an id, and what is hashed."""
+        parts = [self.model.name, self.task, self.defense.name]
+        parts += [self.align] if self.align not in (UNALIGNED, "sft", self.defense.name) else []
+        parts += [f"p{self.poison_ratio:g}.s{self.seed}"] if self.kind == "defense" else []
         values = asdict(self)
         values["defense"]["filter"] = {}  # a block of its own once: cells without one keep their ids
-        return values
-
-    @property
-    def _stem(self) -> str:
-        parts = [_slug(self.model.name), _slug(self.task), _slug(self.defense.name)]
-        if self.align not in (UNALIGNED, "sft", self.defense.name):
-            parts.append(_slug(self.align))
-        if self.kind == "defense":
-            parts.append(f"p{self.poison_ratio:g}.s{self.seed}")
-        return ".".join(parts)
+        return parts, values
 
     def row(self) -> tuple[Any, ...]:
         """What tells this cell apart in a table; two cells of one study cannot share it."""
@@ -114,12 +110,9 @@ def reference_cell(model: Model, task: str, align: str) -> Cell:
     return Cell(kind, model, task, Defense(kind, kind), align)
 
 
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-.")[:48] or "x"
-
-
-def _short(value: Mapping[str, Any]) -> str:
-    return sha256_json(same_numbers(value))[:HEX]
+def _id(names: list[str], hashed: Mapping[str, Any]) -> str:
+    slugs = (re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.")[:48] or "x" for name in names)
+    return f"{'.'.join(slugs)}-{sha256_json(same_numbers(hashed))[:HEX]}"
 
 
 @dataclass(frozen=True)
@@ -172,10 +165,8 @@ def expand(study: StudyConfig) -> list[Cell]:
     rows: dict[object, Cell] = {}
     for cell in cells:  # tables distinguish cells by names alone, so names must do it
         if models.setdefault(cell.model.name, cell.model) != cell.model:
-            raise ConfigError(
-                f"models: two models are called {cell.model.name!r}",
-                remedy="give one of them another name: {ref: ..., name: ...}",
-            )
+            what = f"models: two models are called {cell.model.name!r}"
+            raise ConfigError(what, remedy="give one of them another name: {ref: ..., name: ...}")
         if (other := rows.setdefault(cell.row(), cell)) is not cell:
             raise ConfigError(
                 f"defenses: {other.id} and {cell.id} differ, but not in label ({cell.defense.label!r})"
@@ -213,32 +204,26 @@ def split_known(
     cells: list[Cell], *, defenses: Collection[str], tasks: Collection[str], skip_unknown: bool = False
 ) -> tuple[list[Cell], list[LeftOut]]:
     """The cells whose defense, alignment and task this version has, and the others."""
-    each = [(cell, dict(_unknown(cell, defenses, tasks))) for cell in cells]
-    found = [cell for cell, unknown in each if not unknown]
-    left = [LeftOut(cell, tuple(unknown)) for cell, unknown in each if unknown]
-    advice = {name: hint for _, unknown in each for name, hint in unknown.items()}
+    advice: dict[str, str] = {}
+    found, left = [], []
+    for cell in cells:
+        named = [("task", cell.task, tasks)]
+        named += [("defense", cell.defense.name, defenses)] if cell.kind == "defense" else []
+        named += [("defense", cell.align, defenses)] if cell.align != UNALIGNED else []
+        hints = {f"{kind} {name!r}": nearest(name, list(known)) for kind, name, known in named if name not in known}
+        advice |= hints
+        if hints:
+            left.append(LeftOut(cell, tuple(hints)))
+        else:
+            found.append(cell)
     if left and not skip_unknown:
         lines = "".join(f"\n  - {name}: {hint}" for name, hint in advice.items())
-        raise ConfigError(
-            f"{len(advice)} unknown name{'s' if len(advice) > 1 else ''} in {len(left)} of {len(cells)} cells{lines}",
-            remedy="correct the names, or leave these cells out with --skip-unknown",
-        )
+        what = f"{len(advice)} unknown name{'s' if len(advice) > 1 else ''} in {len(left)} of {len(cells)} cells{lines}"
+        raise ConfigError(what, remedy="correct the names, or leave these cells out with --skip-unknown")
     if not found:
-        raise ConfigError(
-            f"none of the {len(cells)} cells can be run", remedy="name a defense and a task of this version"
-        )
+        what = f"none of the {len(cells)} cells can be run"
+        raise ConfigError(what, remedy="name a defense and a task of this version")
     return found, left
-
-
-def _unknown(cell: Cell, defenses: Collection[str], tasks: Collection[str]) -> Iterator[tuple[str, str]]:
-    lookup: list[tuple[str, str, Collection[str]]] = [("task", cell.task, tasks)]
-    if cell.kind == "defense":
-        lookup.append(("defense", cell.defense.name, defenses))
-    if cell.align != UNALIGNED:
-        lookup.append(("defense", cell.align, defenses))
-    for kind, name, known in lookup:
-        if name not in known:
-            yield f"{kind} {name!r}", nearest(name, list(known))
 
 
 def known_names() -> tuple[Collection[str], Collection[str]]:

@@ -10,15 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from holdfast.runs.config.blocks import Block, Number
 from holdfast.runs.config.load import OWNED, read_settings
@@ -74,11 +66,10 @@ class DefenseEntry(Block):
         if entry.get("name") not in DEFENSES:
             return entry
         own = {f.name for f in fields(DEFENSES[entry["name"]].Config)} - set(cls.model_fields)
-        beside = {key: value for key, value in entry.items() if key in own}
-        written = entry.get("options", {})
+        beside, written = {key: entry[key] for key in entry if key in own}, entry.get("options", {})
         if not beside or not isinstance(written, Mapping) or set(beside) & set(written):
             return entry
-        return {**{key: value for key, value in entry.items() if key not in own}, "options": {**beside, **written}}
+        return {**{key: entry[key] for key in entry if key not in own}, "options": {**beside, **written}}
 
     @field_validator("label", "setting")
     @classmethod
@@ -134,13 +125,10 @@ class StudyConfig(Block):
         return {**protocol, "evaluation": {**evaluation, "judge": locate(evaluation["judge"], info)}}
 
 
-_BLOCKS: dict[str, type[BaseModel]] = {"models": ModelBlock, "defenses": DefenseEntry, "grids": Grid}
-
-
-def block_at(location: list[str]) -> type[BaseModel]:
+def block_at(location: list[str]) -> type[Block]:
     """The block in which the last key of a location stands."""
-    inside = [part for part in location[:-1] if part in _BLOCKS]
-    return _BLOCKS[inside[-1]] if inside else StudyConfig
+    blocks: dict[str, type[Block]] = {"models": ModelBlock, "defenses": DefenseEntry, "grids": Grid}
+    return next((blocks[part] for part in reversed(location[:-1]) if part in blocks), StudyConfig)
 
 
 def load_study(path: str | Path, overrides: Sequence[str] = ()) -> StudyConfig:
@@ -164,13 +152,10 @@ def study_from_dict(raw: Mapping[str, Any], *, folder: Path | None = None, where
 
 
 def _check_defenses(study: StudyConfig) -> list[Problem]:
-    problems: dict[Problem, None] = {}
     lists = [("defenses", study.defenses)]
     lists += [(f"grids.{i}.defenses", grid.defenses) for i, grid in enumerate(study.grids) if grid.defenses]
-    for key, entries in lists:
-        for position, entry in enumerate(entries):
-            problems |= dict.fromkeys(_check_entry(entry, f"{key}.{position}"))
-    return list(problems)
+    entries = [(f"{key}.{position}", entry) for key, found in lists for position, entry in enumerate(found)]
+    return list(dict.fromkeys(problem for key, entry in entries for problem in _check_entry(entry, key)))
 
 
 def _check_entry(entry: DefenseEntry, key: str) -> list[Problem]:

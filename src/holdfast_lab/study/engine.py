@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast.core.errors import ResourceError
 from holdfast_lab.study.folder import LOG
@@ -31,23 +31,8 @@ GRACE = 60.0  # seconds in which an interrupted training run may save
 LOST = -9  # exit code of work whose machine or Ray worker was lost: as if killed
 
 
-class Engine(Protocol):
-    """Runs node files side by side, at most `capacity` at a time."""
-
-    capacity: int
-
-    def start(self, id_: str, node: Path) -> None:
-        """Start the worker of a node file."""
-
-    def ended(self) -> list[tuple[str, int]]:
-        """Id and exit code of those that ended since the last call; does not wait."""
-
-    def stop(self) -> None:
-        """End all that still run, and give everything back."""
-
-
 class LocalEngine:
-    """Worker processes on this machine.
+    """Worker processes on this machine, at most `capacity` at a time.
 
     With several GPUs each worker sees one of them, the one with the fewest workers: a trainer that sees all would
     spread its batch over them.
@@ -65,11 +50,11 @@ class LocalEngine:
         self._running[id_] = (launch(node, node.parent / LOG, env=env), gpu)
 
     def ended(self) -> list[tuple[str, int]]:
+        """Id and exit code of those that ended since the last call; does not wait."""
         found = [(id_, code) for id_, (worker, _) in self._running.items() if (code := worker.poll()) is not None]
         for id_, _ in found:
-            worker, _ = self._running.pop(id_)
-            if worker.stdin is not None:
-                worker.stdin.close()
+            if (pipe := self._running.pop(id_)[0].stdin) is not None:
+                pipe.close()
         return found
 
     def stop(self) -> None:
@@ -99,14 +84,10 @@ def launch(
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         return subprocess.Popen(  # noqa: S603  (our own module, no shell)
-            [sys.executable, "-m", "holdfast_lab.study.worker", str(node)],
-            stdin=subprocess.PIPE,
-            stdout=descriptor,
-            stderr=descriptor,
-            env={**os.environ, **SETTINGS, **(env or {}), PARENT: str(os.getpid())},
-            cwd=folder,
+            [sys.executable, "-m", "holdfast_lab.study.worker", str(node)], stdin=subprocess.PIPE, stdout=descriptor,
+            stderr=descriptor, env={**os.environ, **SETTINGS, **(env or {}), PARENT: str(os.getpid())}, cwd=folder,
             start_new_session=True,
-        )
+        )  # fmt: skip
     finally:
         os.close(descriptor)
 
@@ -143,21 +124,19 @@ def end_with_parent() -> None:
 
 
 class RayEngine:
-    """Runs node files as Ray tasks, `workers` of them to a GPU; without GPUs, `workers` to a machine."""
+    """The same as Ray tasks, `workers` of them to a GPU; without GPUs, `workers` to a machine."""
 
-    def __init__(self, workers: int, *, cpus: int | None = None) -> None:
+    def __init__(self, workers: int) -> None:
         try:
             import ray
         except ImportError as error:
-            raise ResourceError(
-                "engine: ray needs the package ray, which is not installed",
-                remedy="pip install 'holdfast-llm[ray]', or set engine: local",
-            ) from error
+            what = "engine: ray needs the package ray, which is not installed"
+            raise ResourceError(what, remedy="pip install 'holdfast-llm[ray]', or set engine: local") from error
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self._ray: Any = ray
         self._owns = not ray.is_initialized()
         if self._owns:
-            local = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": cpus, "include_dashboard": False}
+            local = {} if os.environ.get("RAY_ADDRESS") else {"include_dashboard": False}
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **local)
         gpus = int(ray.cluster_resources().get("GPU", 0))
         machines = sum(1 for machine in ray.nodes() if machine["Alive"])
@@ -196,6 +175,9 @@ class RayEngine:
         self._running.clear()
         if self._owns:
             self._ray.shutdown()
+
+
+Engine = LocalEngine | RayEngine
 
 
 def _run_worker(node: str, folder: str, settings: dict[str, str]) -> int:

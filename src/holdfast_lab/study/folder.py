@@ -42,9 +42,8 @@ class StudyFolder:
 
     def error_files(self, node: Node) -> list[Path]:
         """The files that say why a node failed: one a cell, since tables look for cells."""
-        if node.is_alignment:
-            return [self.errors / "alignments" / f"{node.id}.json"]
-        return [self.errors / f"{cell.id}.json" for cell in node.cells]
+        names = [f"alignments/{node.id}"] if node.is_alignment else [cell.id for cell in node.cells]
+        return [self.errors / f"{name}.json" for name in names]
 
     def require_protocol(self, protocol: Mapping[str, Any]) -> dict[str, Any]:
         """Refuse a folder whose study follows another protocol; other cells of the same protocol are welcome.
@@ -66,9 +65,7 @@ class StudyFolder:
 
     def finished(self, node: Node) -> bool:
         """Whether a node is done: its outcome is there, or the results of all its cells."""
-        if (self.place(node) / OUTCOME).exists():
-            return True
-        return not node.is_alignment and not self._missing(node)
+        return (self.place(node) / OUTCOME).exists() or not (node.is_alignment or self._missing(node))
 
     def publish(self, node: Node) -> None:
         """Write the results that a finished node still lacks: its process was killed, or a label is new."""
@@ -76,16 +73,15 @@ class StudyFolder:
             write_json(self.results / f"{cell.id}.json", {**read_json(self.place(node) / OUTCOME), **cell.names()})
 
     def _missing(self, node: Node) -> list[Cell]:
-        missing = []
-        for cell in node.cells:
+        def has_result(cell: Cell) -> bool:
             file = self.results / f"{cell.id}.json"
             stored = read_json(file) if file.exists() else None
-            if stored is None:
-                missing.append(cell)
-            elif not isinstance(stored, dict) or stored.get("cell") != cell.id:
+            if stored is not None and (not isinstance(stored, dict) or stored.get("cell") != cell.id):
                 remedy = "delete the file to run the cell again"
                 raise CheckpointError(f"{file} is not the result of {cell.id}", remedy=remedy)
-        return missing
+            return stored is not None
+
+        return [cell for cell in node.cells if not has_result(cell)]
 
     def failure(self, node: Node) -> dict[str, Any] | None:
         """Why a node failed earlier; None when it did not, or when one of its cells is new."""
@@ -104,18 +100,17 @@ class StudyFolder:
     def write_node(self, node: Node, *, call: str, protocol: Mapping[str, Any]) -> Path:
         """Write what a worker needs to know, and return the file."""
         alignment = node.alignment
-        value = {
-            "version": VERSION, "id": node.id, "call": call, "protocol": protocol, "shared": str(self.shared),
-            "results": {str(self.results / f"{cell.id}.json"): cell.names() for cell in node.cells},
-            "errors": [str(file) for file in self.error_files(node)],
-        }  # fmt: skip
         if node.is_alignment and alignment is not None:
-            value |= {"model": asdict(alignment.model), "align": alignment.name}
+            work: dict[str, Any] = {"model": asdict(alignment.model), "align": alignment.name}
         else:
             aligned = None if alignment is None else str(self.root / "alignments" / alignment.id)
-            value |= {"cell": asdict(node.cells[0]), "aligned": aligned}
+            work = {"cell": asdict(node.cells[0]), "aligned": aligned}
         file = self.place(node) / NODE
-        write_json(file, value)
+        write_json(file, {
+            "version": VERSION, "id": node.id, "call": call, "protocol": protocol, "shared": str(self.shared),
+            "results": {str(self.results / f"{cell.id}.json"): cell.names() for cell in node.cells},
+            "errors": [str(file) for file in self.error_files(node)], **work,
+        })  # fmt: skip
         return file
 
     def write_record(self, study: Mapping[str, Any], protocol: Mapping[str, Any], states: Mapping[str, Any]) -> None:

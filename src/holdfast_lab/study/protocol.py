@@ -19,12 +19,9 @@ from holdfast.runs.config.problems import from_pydantic, raise_problems
 from holdfast.runs.config.schema import LoraBlock, RolesBlock
 
 DEFENSE_BLOCKS = ("constraint", "defense")  # blocks of a preset that belong to a defense, not to the protocol
-
+# Alignment differs from fine-tuning in these, and its defenses train longer (paper, 'Two-stage training').
 ALIGN_TRAIN = {"learning_rate": 5e-4, "num_train_epochs": 3}
-"""Alignment differs from fine-tuning in these (paper, 'Two-stage training')."""
-
 LONGER = {name: {"num_train_epochs": 20} for name in ("vaccine", "booster", "antibody")}
-"""Alignment-stage defenses train longer (paper, 'Two-stage training')."""
 
 
 class AlignBlock(Block):
@@ -85,20 +82,17 @@ class Protocol(Block):
 
     def judge(self) -> str | dict[str, Any]:
         if self.evaluation.judge is None:
-            raise ConfigError(
-                "the study names no judge",
-                remedy="train one (holdfast judge train --output-dir judge) and set protocol.evaluation.judge: judge",
-            )
+            remedy = "train one (holdfast judge train --output-dir judge) and set protocol.evaluation.judge: judge"
+            raise ConfigError("the study names no judge", remedy=remedy)
         return self.evaluation.judge
 
     def record(self, *, judge: Mapping[str, Any], roles: Mapping[str, Any]) -> dict[str, Any]:
         """What is hashed: the settings, with the judge and the data that were used; not how fast replies are made."""
-        values = self.model_dump(exclude={"openings"})
+        values = self.model_dump(exclude={"openings": True, "evaluation": {"engine", "batch_size"}})
         if not values["align"]["options"]:
             del values["align"]["options"]  # protocols without any keep the hash they had before there were such
-        evaluation = values.pop("evaluation")
-        kept = {key: value for key, value in evaluation.items() if key not in ("judge", "engine", "batch_size")}
-        return {**values, "evaluation": {**kept, "judge": dict(judge)}, "data": dict(roles)}
+        values["evaluation"]["judge"] = dict(judge)
+        return {**values, "data": dict(roles)}
 
 
 def load_protocol(preset: str, overrides: Mapping[str, Any]) -> Protocol:
@@ -116,8 +110,7 @@ def load_protocol(preset: str, overrides: Mapping[str, Any]) -> Protocol:
     values |= {"evaluation": {"judge": "beaver_dam"}} if preset == "paper" else {"keep": "replies"}
     for key, value in overrides.items():
         inner = values.get(key)
-        mergeable = isinstance(value, Mapping) and isinstance(inner, Mapping)
-        values[key] = {**inner, **value} if mergeable and inner is not None else value
+        values[key] = {**inner, **value} if isinstance(inner, Mapping) and isinstance(value, Mapping) else value
     try:
         return Protocol.model_validate(values)
     except ValidationError as error:
@@ -138,14 +131,14 @@ def paper_constraint() -> dict[str, Any]:
 def align_settings(
     protocol: Protocol, *, model: str, revision: str | None, defense: str, output_dir: Path
 ) -> dict[str, Any]:
-    train = {**protocol.train, **protocol.align.train, **protocol.align.per_defense.get(defense, {})}
+    """The run file of the alignment stage."""
+    preset, align = {"preset": "paper"} if protocol.preset == "paper" else {}, protocol.align
     return {
-        **_shared(protocol, model, revision),
+        **_shared(protocol, model, revision, output_dir),
         "task": {"role": "align"},
-        "defense": {"name": defense, **_preset(protocol.preset), **protocol.align.options.get(defense, {})},
-        "train": train,
-        "seed": protocol.align.seed,
-        "output_dir": str(output_dir),
+        "defense": {"name": defense, **preset, **align.options.get(defense, {})},
+        "train": {**protocol.train, **align.train, **align.per_defense.get(defense, {})},
+        "seed": align.seed,
     }
 
 
@@ -161,35 +154,22 @@ def finetune_settings(
     from holdfast.training.hooks import DEFENSES
 
     chosen, defense = {"name": "sft"}, cell["defense"]
+    preset, constraint = ({"preset": "paper"}, paper_constraint()) if defense.get("preset") == "paper" else ({}, {})
     if DEFENSES[defense["name"]].stages != ("align",):
-        chosen = {"name": defense["name"], **_preset(defense.get("preset")), **(defense.get("options") or {})}
-    paper = paper_constraint() if defense.get("preset") == "paper" else {}
+        chosen = {"name": defense["name"], **preset, **(defense.get("options") or {})}
+    safety = {"role": "constraint"} if kept is None else {"data": str(kept), "on_leak": "move"}
     return {
-        **_shared(protocol, model, None),
+        **_shared(protocol, model, None, output_dir),
         "adapter_policy": protocol.adapter_policy,
         "task": {"name": cell["task"], "size": protocol.size, "poison_ratio": cell["poison_ratio"]},
         "defense": chosen,
         "train": {**protocol.train, **(defense.get("train") or {})},
-        "constraint": {**paper, **(defense.get("constraint") or {})},
-        "safety": {
-            **({"role": "constraint"} if kept is None else {"data": str(kept), "on_leak": "move"}),
-            "openings": protocol.openings,
-        },
+        "constraint": {**constraint, **(defense.get("constraint") or {})},
+        "safety": {**safety, "openings": protocol.openings},
         "seed": cell["seed"],
-        "output_dir": str(output_dir),
     }
 
 
-def _preset(name: Any) -> dict[str, Any]:
-    return {"preset": "paper"} if name == "paper" else {}
-
-
-def _shared(protocol: Protocol, model: str, revision: str | None) -> dict[str, Any]:
-    return {
-        "model": model,
-        "revision": revision,
-        "dtype": protocol.dtype,
-        "template": protocol.template,
-        "roles": protocol.roles.model_dump(),
-        "lora": None if protocol.lora is None else protocol.lora.model_dump(),
-    }
+def _shared(protocol: Protocol, model: str, revision: str | None, output_dir: Path) -> dict[str, Any]:
+    settings = protocol.model_dump(include={"dtype", "template", "roles", "lora"})
+    return {"model": model, "revision": revision, "output_dir": str(output_dir), **settings}

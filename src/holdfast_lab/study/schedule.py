@@ -16,7 +16,7 @@ from holdfast.core.file_lock import RunLock
 from holdfast.core.files import write_json
 from holdfast_lab.study.cells import Cell, LeftOut, Node, build_graph, expand, known_names, split_known
 from holdfast_lab.study.config import StudyConfig
-from holdfast_lab.study.engine import Engine, LocalEngine
+from holdfast_lab.study.engine import Engine, LocalEngine, RayEngine
 from holdfast_lab.study.folder import LOG, StudyFolder
 from holdfast_lab.study.worker import INTERRUPTED, of_exit
 
@@ -51,32 +51,28 @@ class Plan:
 
     def states(self) -> dict[str, str]:
         """Node id to `done`, `failed` or `to do`, from the files in the folder."""
-        states = {}
-        for node in self.nodes:
+
+        def state(node: Node) -> str:
             failed = "failed" if self.folder.failure(node) is not None else "to do"
-            states[node.id] = "done" if self.folder.finished(node) else failed
-        return states
+            return "done" if self.folder.finished(node) else failed
+
+        return {node.id: state(node) for node in self.nodes}
 
     def check(self, *, data: bool = True) -> None:
         """Refuse what is still to be run where it could not be finished: see `holdfast_lab.study.cell`."""
-        states = self.states()
-        if open_ := [cell for node in self.nodes if states[node.id] != "done" for cell in node.cells]:
+        if open_ := [cell for node in self.nodes if not self.folder.finished(node) for cell in node.cells]:
             resolve_name(self.calls.check)(self.protocol, open_, data=data)
 
 
 def make_plan(
-    study: StudyConfig,
-    *,
-    skip_unknown: bool = False,
-    calls: Calls | None = None,
+    study: StudyConfig, *, skip_unknown: bool = False, calls: Calls | None = None,
     names: Callable[[], tuple[Collection[str], Collection[str]]] = known_names,
-) -> Plan:
+) -> Plan:  # fmt: skip
     calls = calls or Calls()
     defenses, tasks = names()
     cells, left_out = split_known(expand(study), defenses=defenses, tasks=tasks, skip_unknown=skip_unknown)
-    protocol = resolve_name(calls.protocol)(study.preset, study.protocol).model_dump()
     folder = StudyFolder(Path(study.output_dir))
-    protocol = folder.require_protocol(protocol)
+    protocol = folder.require_protocol(resolve_name(calls.protocol)(study.preset, study.protocol).model_dump())
     return Plan(study, protocol, cells, left_out, build_graph(cells), folder, calls)
 
 
@@ -121,8 +117,6 @@ def run_study(plan: Plan, *, retry_failed: bool = False, listener: Listener | No
 
 
 def _engine(plan: Plan) -> Engine:
-    from holdfast_lab.study.engine import RayEngine
-
     return (RayEngine if plan.study.engine == "ray" else LocalEngine)(plan.study.workers)
 
 
@@ -150,10 +144,9 @@ class _Schedule:
                 folder.forget_failure(node)
             elif record is not None:
                 self._state[node.id], self._failures[node.id] = "failed", record
-        wanted = {node.needs for node in self.pending if not node.is_alignment}
-        for node in self.pending:
-            if node.is_alignment and node.id not in wanted:
-                self._state[node.id] = "not needed"
+        wanted = {node.needs for node in self.pending}
+        spared = (node.id for node in self.pending if node.is_alignment and node.id not in wanted)
+        self._state |= dict.fromkeys(spared, "not needed")
         self._block()
         self._record()
 
@@ -196,15 +189,11 @@ class _Schedule:
                 self._spent.append(seconds)
             self._move(node, "done", "finish", seconds=round(seconds, 3))
             return
-        record = folder.failure(node)
-        if record is None:
-            log = folder.place(node) / LOG
-            record = {"node": node.id, **of_exit(code, log)}
-            if code == INTERRUPTED:  # somebody stopped this worker: not a fault of the cell, so nothing is kept
-                record["exit_code"] = INTERRUPTED
-            else:
-                for path in folder.error_files(node):
-                    write_json(path, record)
+        if (record := folder.failure(node)) is None:
+            record = {"node": node.id, **of_exit(code, folder.place(node) / LOG)}
+            # Where somebody stopped the worker it is not a fault of the cell, and nothing is kept.
+            for path in folder.error_files(node) if code != INTERRUPTED else ():
+                write_json(path, record)
         self._failures[node.id] = record
         self._move(node, "failed", "fail", seconds=round(seconds, 3), exit_code=record["exit_code"])
         self._block()
@@ -231,15 +220,13 @@ class _Schedule:
 
     def _progress(self, capacity: int) -> Progress:
         counts = Counter(self._state[node.id] for node in self._plan.nodes for _ in node.cells)
-        eta = None
-        if self._spent:
-            left = sum(not node.is_alignment for node in self.pending) + len(self._started) / 2
-            eta = left * sum(self._spent) / len(self._spent) / capacity
+        left = sum(not node.is_alignment for node in self.pending) + len(self._started) / 2
+        eta = left * sum(self._spent) / len(self._spent) / capacity if self._spent else None
         failed = counts["failed"] + counts["blocked"]
         return Progress(len(self._plan.cells), counts["done"], failed, tuple(self._started), eta)
 
     def outcome(self) -> Outcome:
-        by_state: dict[str, list[str]] = {"done": [], "failed": [], "blocked": []}
-        for node in self._plan.nodes:
-            by_state.setdefault(self._state[node.id], []).extend(cell.id for cell in node.cells)
-        return Outcome(by_state["done"], by_state["failed"], by_state["blocked"], self._failures)
+        def cells(state: str) -> list[str]:
+            return [cell.id for node in self._plan.nodes if self._state[node.id] == state for cell in node.cells]
+
+        return Outcome(cells("done"), cells("failed"), cells("blocked"), self._failures)

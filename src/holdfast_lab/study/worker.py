@@ -40,14 +40,12 @@ def of_exception(error: BaseException, log: Path) -> dict[str, Any]:
 
 def of_exit(code: int, log: Path) -> dict[str, Any]:
     """The record of a worker that ended without saying why; `code` is negative for a signal."""
-    killed = -code == signal.SIGKILL
-    if killed:
+    if -code == signal.SIGKILL:
         what, remedy = "its process was killed, most likely for want of memory", "lower `workers`, then --retry-failed"
-    else:
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        what, remedy = f"its process ended with {how} and no record", f"see {log}"
-    exit_code = ResourceError.exit_code if killed else max(code, 1)
-    return {"error": "Killed" if killed else "Ended", "what": what, "remedy": remedy, "exit_code": exit_code}
+        return {"error": "Killed", "what": what, "remedy": remedy, "exit_code": ResourceError.exit_code}
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    what = f"its process ended with {how} and no record"
+    return {"error": "Ended", "what": what, "remedy": f"see {log}", "exit_code": max(code, 1)}
 
 
 def run_node(file: Path) -> int:

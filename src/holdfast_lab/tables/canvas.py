@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from holdfast_lab.tables.lines import Line
@@ -45,27 +46,14 @@ class Picture:
 
 def looks(lines: Sequence[Line]) -> Looks:
     """(colour, marker) of every row: the defense's own for its first row, spare ones for its variants and others."""
-    chosen: Looks = {}
-    taken: set[str] = set()
-    spare = 0
-    for line in lines:
-        if line.defense in OWN_LOOKS and line.defense not in taken:
-            taken.add(line.defense)
-            chosen[line] = OWN_LOOKS[line.defense]
-        else:
-            chosen[line] = (SPARE_COLOURS[spare % len(SPARE_COLOURS)], SPARE_MARKERS[spare % len(SPARE_MARKERS)])
-            spare += 1
-    return chosen
+    own, spare = dict(OWN_LOOKS), zip(cycle(SPARE_COLOURS), cycle(SPARE_MARKERS))
+    return {line: own.pop(line.defense) if line.defense in own else next(spare) for line in lines}
 
 
 def draw(
-    name: str,
-    title: str,
-    panels: Sequence[tuple[str, Any]],
-    styles: Looks,
-    panel: Callable[[Any, Any, Looks], None],
+    name: str, title: str, panels: Sequence[tuple[str, Any]], styles: Looks, panel: Callable[[Any, Any, Looks], None],
     close: Callable[[Any, Looks], Window | None] | None = None,
-) -> Picture:
+) -> Picture:  # fmt: skip
     """Draw one panel per (heading, points) with `panel(axes, points, looks)`, and one legend under them.
 
     `close(points, looks)` gives the limits (x, y) in which a panel is drawn again, larger; None: not crowded.
@@ -87,17 +75,18 @@ def draw(
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(down, across, squeeze=False, sharey="row" if len(panels) > 1 else False).flatten()
-        for place, (ax, (heading, points)) in enumerate(zip(axes, panels, strict=False)):
-            panel(ax, points, styles)
-            _finish(ax, heading, inner=place > 0)
-        second = zip(axes[len(panels) :], windows, panels, strict=False)
-        for place, (ax, window, (heading, points)) in enumerate(second):
-            if window is None:
+        drawn = [(heading, points, None) for heading, points in panels]
+        closer = [
+            (f"{heading}, close-up", points, window) for (heading, points), window in zip(panels, windows, strict=True)
+        ]
+        for place, (ax, (heading, points, window)) in enumerate(zip(axes, [*drawn, *closer], strict=False)):
+            if place >= len(panels) and window is None:
                 ax.remove()
                 continue
             panel(ax, points, styles)
-            ax.set(xlim=window[0], ylim=(min(low for low, _ in limits), max(high for _, high in limits)))
-            _finish(ax, f"{heading}, close-up", inner=place > 0)
+            if window is not None:
+                ax.set(xlim=window[0], ylim=(min(low for low, _ in limits), max(high for _, high in limits)))
+            _finish(ax, heading, inner=place % len(panels) > 0)
         figure.suptitle(title, x=0.01, ha="left", fontsize=11)
         _legend(figure, styles, columns, any(points.aligned is not None for _, points in panels))
         png = {"Software": None, "Description": plotted(figure)}

@@ -2,26 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
+from holdfast_lab.tables import lines
 from holdfast_lab.tables.canvas import DASHES, MUTED, Looks, Picture, Window, draw, looks
-from holdfast_lab.tables.lines import (
-    ACCURACY,
-    QUANTILES,
-    Line,
-    at_ratio,
-    attack_ratio,
-    lines_of,
-    measured,
-    ordered_models,
-    ordered_tasks,
-    plain,
-    slug,
-    task_title,
-    utility_of,
-    with_own_names,
-    without_elsewhere,
-)
+from holdfast_lab.tables.lines import ACCURACY, QUANTILES, Line, lines_of
 from holdfast_lab.tables.results import Result, require_one_protocol
 from holdfast_lab.tables.table import Cell, pooled
 
@@ -45,7 +31,7 @@ class Points:
         self.task = task
         self._results = [result for result in results if (result.model, result.task) == (model, task)]
         self.ratios = sorted({result.poison_ratio for result in self._results if result.poison_ratio is not None})
-        self.utility = utility_of(self._results)
+        self.utility = lines.utility_of(self._results)
         # The reference that is drawn: the aligned model, as the attack found it.
         self.aligned = next((line for line in lines_of(self._results) if line.defense == "aligned"), None)
 
@@ -65,25 +51,25 @@ class Points:
 
 def figures(results: Sequence[Result]) -> list[Picture]:
     """Every figure for which there are results, a file per model."""
-    everyone = plain(measured(results))
+    everyone = lines.plain(lines.measured(results))
     require_one_protocol(everyone, "figures")
-    ratio = attack_ratio(everyone)
+    ratio = lines.attack_ratio(everyone)
     at = f" at p = {ratio:g}" if ratio is not None else ""
-    attacked = at_ratio(without_elsewhere(everyone)[0], ratio)
+    attacked = lines.at_ratio(lines.without_elsewhere(everyone)[0], ratio)
     pictures = []
-    for model in ordered_models(result.model for result in everyone):
+    for model in lines.ordered_models(result.model for result in everyone):
         own = [result for result in everyone if result.model == model]
         styles = looks([line for line in lines_of(own) if not line.is_reference])
         now = [result for result in attacked if result.model == model]
         # Nobody is left out where defenses are compared by eye: the nearest rival may have a table of its own.
         title = f"Harm against utility, {model}{at}"
-        pictures += _figure("harm_utility", title, at_ratio(own, ratio), styles, _harm_utility, _near_ours)
+        pictures += _figure("harm_utility", title, lines.at_ratio(own, ratio), styles, _harm_utility, _near_ours)
         title = f"Harm against the poison ratio, {model}"
         pictures += _figure("harm_poison", title, _swept(own), styles, _harm_poison, _near_aligned)
         if any(f"HS_q{QUANTILES[0]}" in result.metrics for result in now):
             title = f"Quantiles of harm, {model}{at}"
             pictures += _figure("harm_quantiles", title, now, styles, _quantiles)
-    names = with_own_names([picture.name for picture in pictures])
+    names = lines.with_own_names([picture.name for picture in pictures])
     return [replace(picture, name=name) for picture, name in zip(pictures, names, strict=True)]
 
 
@@ -103,12 +89,12 @@ def _figure(
 ) -> list[Picture]:
     there = set(lines_of(results))
     shown = {line: look for line, look in styles.items() if line in there}
-    tasks = ordered_tasks(result.task for result in results if not result.is_reference)
+    tasks = lines.ordered_tasks(result.task for result in results if not result.is_reference)
     if not shown or not tasks:
         return []
     model = results[0].model
-    panels = [(task_title(task), Points(results, model, task)) for task in tasks]
-    return [draw(slug(name, model), title, panels, shown, panel, close)]
+    panels = [(lines.task_title(task), Points(results, model, task)) for task in tasks]
+    return [draw(lines.slug(name, model), title, panels, shown, panel, close)]
 
 
 def _harm_utility(ax: Any, points: Points, looks: Looks) -> None:
@@ -124,10 +110,11 @@ def _harm_utility(ax: Any, points: Points, looks: Looks) -> None:
     for line, (colour, marker) in looks.items():
         x, y = points.cell(line, points.utility), points.cell(line, "HS")
         if x.mean is not None and y.mean is not None:
+            bars = [None if c.low is None and c.std is None else [[end] for end in _reach(c)] for c in (x, y)]
             # Bars that cross many points are pale, so that points are seen; ours is larger and under the others.
             look = {**_bar(marker), "color": colour, "ecolor": to_rgba(colour, 0.4)}
             look |= {"zorder": 2.5, "markersize": 10.0} if _is_ours(line) else {}
-            ax.errorbar(x.mean, y.mean, xerr=_bars(x), yerr=_bars(y), **look)
+            ax.errorbar(x.mean, y.mean, xerr=bars[0], yerr=bars[1], **look)
     for metric, rule in ((points.utility, ax.axvline), ("HS", ax.axhline)):
         if (value := points.of_aligned(metric)) is not None:
             rule(value, **_DASHED)
@@ -137,13 +124,11 @@ def _near_ours(points: Points, looks: Looks) -> Window | None:
     """The neighbourhood of holdfast: the rows whose intervals of harm and of utility both meet its own."""
     spans = {line: (points.span(line, points.utility), points.span(line, "HS")) for line in looks}
     own = next((spans[line] for line in looks if _is_ours(line)), (None, None))
-    near = [
-        (x, y) for x, y in spans.values() if x and y and own[0] and own[1] and _meet(x, own[0]) and _meet(y, own[1])
-    ]
+    near = [(x, y) for x, y in spans.values() if _meet(x, own[0]) and _meet(y, own[1])]
     if len(near) <= CROWD:
         return None
-    across = _framed([x for x, _ in near])
-    return (across if points.utility == ACCURACY else (across[1], across[0])), _framed([y for _, y in near])
+    across, harm = (_framed([span for span in spans if span]) for spans in zip(*near, strict=True))
+    return (across if points.utility == ACCURACY else (across[1], across[0])), harm
 
 
 def _near_aligned(points: Points, looks: Looks) -> Window | None:
@@ -153,12 +138,11 @@ def _near_aligned(points: Points, looks: Looks) -> Window | None:
     aligned = points.of_aligned("HS")
     if aligned is None or not rows:
         return None
-    highest = max(high for row in rows for _, high in row)
-    low = [row for row in rows if max(high for _, high in row) < (aligned + highest) / 2]
+    worst = [max(high for _, high in row) for row in rows]
+    low = [row for row, high in zip(rows, worst, strict=True) if high < (aligned + max(worst)) / 2]
     if len(low) <= CROWD or len(low) == len(rows):
         return None
-    harm = [(aligned, aligned), *(span for row in low for span in row)]
-    return _framed([(p, p) for p in points.ratios]), _framed(harm)
+    return _framed([(p, p) for p in points.ratios]), _framed([(aligned, aligned), *chain(*low)])
 
 
 def _harm_poison(ax: Any, points: Points, looks: Looks) -> None:
@@ -192,13 +176,13 @@ def _quantiles(ax: Any, points: Points, looks: Looks) -> None:
     places = range(len(QUANTILES))
     even, uneven = (lambda k: np.interp(k, QUANTILES, places)), (lambda place: np.interp(place, places, QUANTILES))
     ax.set_xscale("function", functions=(even, uneven))
-    curves = [
-        (line, {"color": colour, "marker": marker, **(_OURS if _is_ours(line) else _OTHERS)})
+    curves: dict[Line, dict[str, Any]] = {
+        line: {"color": colour, "marker": marker, **(_OURS if _is_ours(line) else _OTHERS)}
         for line, (colour, marker) in looks.items()
-    ]
+    }
     if points.aligned is not None:
-        curves.append((points.aligned, {"color": MUTED, "linestyle": DASHES, "linewidth": 1.4, "zorder": 4}))
-    for line, style in curves:
+        curves[points.aligned] = {"color": MUTED, "linestyle": DASHES, "linewidth": 1.4, "zorder": 4}
+    for line, style in curves.items():
         values = [(k, points.cell(line, f"HS_q{k}").mean) for k in QUANTILES]
         if there := [(k, value) for k, value in values if value is not None]:
             ax.plot(*zip(*there, strict=True), clip_on=False, **style)
@@ -215,8 +199,8 @@ def _is_ours(line: Line) -> bool:
     return line.defense == line.label == "holdfast"
 
 
-def _meet(a: Span, b: Span) -> bool:
-    return a[0] <= b[1] and b[0] <= a[1]
+def _meet(a: Span | None, b: Span | None) -> bool:
+    return a is not None and b is not None and a[0] <= b[1] and b[0] <= a[1]
 
 
 def _framed(spans: Sequence[Span]) -> Span:
@@ -231,7 +215,3 @@ def _reach(cell: Cell) -> Span:
     if cell.mean is None or cell.low is None or cell.high is None:
         return cell.std or 0.0, cell.std or 0.0
     return cell.mean - cell.low, cell.high - cell.mean
-
-
-def _bars(cell: Cell) -> list[list[float]] | None:
-    return None if cell.low is None and cell.std is None else [[end] for end in _reach(cell)]

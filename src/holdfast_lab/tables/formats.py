@@ -8,17 +8,17 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from holdfast_lab.tables.results import one_line
-from holdfast_lab.tables.table import MISSING, Cell, Column, Mark, Row, Section, Table
+from holdfast_lab.tables.table import MISSING, Cell, Column, Mark, Published, Row, Section, Table
 
 ARROWS = {"lower": "↓", "higher": "↑", None: ""}
 PAPER = "paper"
-Printed = tuple[str, str, Mark | None]  # value, what follows it, mark
+PrintCell = Callable[[str, str, Mark | None], str]  # from value, what follows it, and mark
 
 
 @dataclass(frozen=True)
@@ -28,28 +28,28 @@ class Style:
     intervals: bool = False
 
 
-def printed_rows(section: Section, style: Style) -> Iterator[tuple[Row, bool, list[Printed]]]:
-    """The rows of a section, whether each is the paper's row beneath ours, and its cells."""
+def printed_rows(
+    section: Section, style: Style, label: Callable[[str], str], paper: str, show: PrintCell
+) -> Iterator[tuple[Row, list[str]]]:
+    """Every row as printed, label first; beneath it, with the label `paper`, the paper's figures where it has any."""
     for row in section.rows:
-        yield row, False, [(*spread(cell, style), cell.mark) for cell in row.cells]
+        yield row, [label(row.label), *(show(*spread(cell, style), cell.mark) for cell in row.cells)]
         if any(cell.published for cell in row.cells):
-            yield row, True, [(*spread(cell, style, is_paper=True), None) for cell in row.cells]
+            yield row, [paper, *(show(*_with_std(cell, cell.published, ""), None) for cell in row.cells)]
 
 
-def spread(cell: Cell, style: Style, is_paper: bool = False) -> tuple[str, str]:
+def spread(cell: Cell, style: Style) -> tuple[str, str]:
     """(value, what follows it): the value or `-`, and its `± std` or interval without the sign between."""
-    if is_paper:
-        paper = cell.published
-        if paper is None:
-            return "", ""
-        return cell.text(paper.mean), "" if paper.std is None else f"± {cell.text(paper.std)}"
-    if cell.mean is None:
-        return MISSING, ""
-    if cell.std is not None:
-        return cell.text(cell.mean), f"± {cell.text(cell.std)}"
-    if style.intervals and cell.low is not None and cell.high is not None:
-        return cell.text(cell.mean), f"[{cell.text(cell.low)}, {cell.text(cell.high)}]"
-    return cell.text(cell.mean), ""
+    value, after = _with_std(cell, cell, MISSING)
+    if not after and style.intervals and cell.low is not None and cell.high is not None:
+        after = f"[{cell.text(cell.low)}, {cell.text(cell.high)}]"
+    return value, after
+
+
+def _with_std(cell: Cell, figure: Cell | Published | None, missing: str) -> tuple[str, str]:
+    if figure is None or figure.mean is None:
+        return missing, ""
+    return cell.text(figure.mean), "" if figure.std is None else f"± {cell.text(figure.std)}"
 
 
 def column_title(column: Column) -> str:
@@ -82,10 +82,8 @@ def markdown(table: Table, style: Style) -> str:
         title = section_heading(table, section)
         out += [f"**{escape_markdown(title)}**", ""] if title else []
         out += [table_line([escape_markdown(table.head), *titles]), table_line(["---", *["---:"] * len(titles)])]
-        for row, is_paper, cells in printed_rows(section, style):
-            label = f"&nbsp;&nbsp;*{PAPER}*" if is_paper else escape_markdown(row.label)
-            out.append(table_line([label, *(_markdown_cell(*cell) for cell in cells)]))
-        out.append("")
+        rows = printed_rows(section, style, escape_markdown, f"&nbsp;&nbsp;*{PAPER}*", _markdown_cell)
+        out += [*(table_line(cells) for _, cells in rows), ""]
     marks = legend(table, "**bold**", "<u>underlined</u>")
     notes = [f"- {line}" for line in (*marks, *(escape_markdown(note) for note in table.notes))]
     return "\n".join([*out, *notes]).rstrip() + "\n"
@@ -111,11 +109,12 @@ GAP = "  "
 
 def text(table: Table, style: Style, *, width: int = 100) -> str:
     """The table in lines of at most `width` characters where its columns allow it, stacked where it is too wide."""
-    sections = [[_text_row(*printed) for printed in printed_rows(section, style)] for section in table.sections]
-    rows = [row for section in sections for row in section]
-    labels = max([len(table.head), *(len(label) for label, _ in rows)])
-    titles = [column_title(column) for column in table.columns]
-    widths = [max([len(title), *(len(cells[j]) for _, cells in rows)]) for j, title in enumerate(titles)]
+    sections = [
+        [cells for _, cells in printed_rows(section, style, str, f"  {PAPER}", _text_cell)]
+        for section in table.sections
+    ]
+    titles = [table.head, *(column_title(column) for column in table.columns)]
+    labels, *widths = (max(map(len, column)) for column in zip(titles, *chain(*sections), strict=True))
     out = [table.title]
     for stack in _stacks(table, widths, width - labels):
         total = labels + sum(len(GAP) + widths[j] for j in stack)
@@ -123,19 +122,18 @@ def text(table: Table, style: Style, *, width: int = 100) -> str:
         for section, printed in zip(table.sections, sections, strict=True):
             title = section_heading(table, section)
             out.append(f"── {title} ".ljust(total, "─") if title else "─" * total)
-            for label, cells in printed:
+            for label, *cells in printed:
                 out.append(label.ljust(labels) + "".join(GAP + cells[j].ljust(widths[j]) for j in stack))
-    wrapped = [
-        textwrap.wrap(note, max(width, 40), initial_indent="  ", subsequent_indent="    ", break_long_words=False)
-        for note in (*legend(table, "*", "°"), *table.notes)
-    ]
-    out += ["", *(line for lines in wrapped for line in lines)] if wrapped else []
+    wrapper = textwrap.TextWrapper(
+        max(width, 40), initial_indent="  ", subsequent_indent="    ", break_long_words=False
+    )
+    if notes := [*legend(table, "*", "°"), *table.notes]:
+        out += ["", *chain(*map(wrapper.wrap, notes))]
     return "\n".join(line.rstrip() for line in out) + "\n"
 
 
-def _text_row(row: Row, is_paper: bool, cells: list[Printed]) -> tuple[str, list[str]]:
-    shown = [f"{value}{TEXT_MARKS[mark]}{after}".rstrip() for value, after, mark in cells]
-    return f"  {PAPER}" if is_paper else row.label, shown
+def _text_cell(value: str, after: str, mark: Mark | None) -> str:
+    return f"{value}{TEXT_MARKS[mark]}{after}".rstrip()
 
 
 def _stacks(table: Table, widths: list[int], width: int) -> list[list[int]]:
@@ -216,13 +214,11 @@ def _latex_body(table: Table, style: Style) -> list[str]:
         if title := section_heading(table, section):
             heading = rf"\multicolumn{{{len(table.columns) + 1}}}{{l}}{{\textit{{{escape_latex(title)}}}}} \\"
             lines += [heading, r"\midrule"]
-        after_reference = True
-        for row, is_paper, cells in printed_rows(section, style):
-            if after_reference and not row.is_reference and row is not section.rows[0]:
+        rows = printed_rows(section, style, escape_latex, rf"\quad \textit{{{PAPER}}}", _latex_cell)
+        for is_reference, found in groupby(rows, key=lambda printed: printed[0].is_reference):
+            if not is_reference and section.rows[0].is_reference:
                 lines.append(r"\midrule")
-            after_reference = row.is_reference
-            label = rf"\quad \textit{{{PAPER}}}" if is_paper else escape_latex(row.label)
-            lines.append(_latex_line([label, *(_latex_cell(*cell) for cell in cells)]))
+            lines += [_latex_line(cells) for _, cells in found]
     return [*lines, r"\bottomrule"]
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any, Literal, Self
 
 from holdfast_lab.tables.results import REFERENCES, Result
@@ -36,25 +37,16 @@ class Metric:
 
 
 METRICS = {
-    "HS": Metric("HS", "lower"),
-    "HS_0.5": Metric("HS (0.5)", "lower"),
-    "HS_plus": Metric("HS+", "lower"),
-    "HS_qK": Metric("HS_qK", "lower"),
-    **{f"HS_q{k}": Metric(f"HS_q{k}", "lower") for k in QUANTILES},
-    "refusal_rate": Metric("refusals", "higher"),
-    "over_refusal": Metric("over-refusals", "lower"),
-    "FA": Metric("FA", "higher"),
-    "FA_strict": Metric("FA strict", "higher"),
-    "FA_lenient": Metric("FA lenient", "higher"),
-    "task_loss": Metric("task loss", "lower"),
-    "violation_rate": Metric("violations", "lower"),
-    "unscored": Metric("unscored", None),
-    "step_ms": Metric("step (ms)", "lower", 1),
-    "p90_ms": Metric("p90 (ms)", "lower", 1),
-    "gpu_mb": Metric("GPU (MB)", "lower", 0),
-    "samples_per_s": Metric("samples/s", "higher", 2),
+    "HS": Metric("HS", "lower"), "HS_0.5": Metric("HS (0.5)", "lower"), "HS_plus": Metric("HS+", "lower"),
+    **{f"HS_q{k}": Metric(f"HS_q{k}", "lower") for k in ("K", *QUANTILES)},
+    "refusal_rate": Metric("refusals", "higher"), "over_refusal": Metric("over-refusals", "lower"),
+    "FA": Metric("FA", "higher"), "FA_strict": Metric("FA strict", "higher"),
+    "FA_lenient": Metric("FA lenient", "higher"), "task_loss": Metric("task loss", "lower"),
+    "violation_rate": Metric("violations", "lower"), "unscored": Metric("unscored", None),
+    "step_ms": Metric("step (ms)", "lower", 1), "p90_ms": Metric("p90 (ms)", "lower", 1),
+    "gpu_mb": Metric("GPU (MB)", "lower", 0), "samples_per_s": Metric("samples/s", "higher", 2),
     "x_sft": Metric("× SFT", "lower", 2),
-}
+}  # fmt: skip
 
 
 def metric(name: str) -> Metric:
@@ -87,16 +79,13 @@ def ordered_models(names: Iterable[str]) -> list[str]:
 
 def ordered_tasks(names: Iterable[str]) -> list[str]:
     """The paper's tasks first, then the others by name."""
-    return sorted(set(names), key=lambda name: (_place(name, tuple(TASKS)), name))
+    return sorted(set(names), key=lambda name: (_place(name, TASKS), name))
 
 
-def defense_place(defense: str) -> int:
-    """Where a defense stands among the paper's rows; the end for others."""
-    return _place(defense, tuple(DEFENSES))
-
-
-def _place(name: str, known: tuple[str, ...]) -> int:
-    return known.index(name) if name in known else len(known)
+def _place(name: str, known: Iterable[str]) -> int:
+    """Where a name stands among those of the paper; the end for others."""
+    names = tuple(known)
+    return names.index(name) if name in names else len(names)
 
 
 def slug(*parts: str) -> str:
@@ -109,11 +98,8 @@ def with_own_names(names: Sequence[str]) -> list[str]:
     """File names of which none comes twice: two models may differ only in signs that no slug keeps."""
     taken: list[str] = []
     for name in names:
-        own, number = name, 1
-        while own in taken:
-            number += 1
-            own = f"{name}-{number}"
-        taken.append(own)
+        candidates = chain([name], (f"{name}-{number}" for number in count(2)))
+        taken.append(next(own for own in candidates if own not in taken))
     return taken
 
 
@@ -167,14 +153,14 @@ class Line:
 
 def lines_of(results: Iterable[Result]) -> list[Line]:
     """The rows of some results: references, then the paper's order, then others; own labels after the plain one."""
-    return sorted({Line.of(result) for result in results}, key=_order)
 
+    def order(line: Line) -> tuple[Any, ...]:
+        """A total order: what is left to a set's own order changes from one process to the next."""
+        alignment = (line.align != "sft", _place(line.align, DEFENSES), line.align)
+        own = (line.label != line.defense, line.label, line.setting)
+        return (_place(line.defense, DEFENSES), line.defense, *alignment, *own)
 
-def _order(line: Line) -> tuple[Any, ...]:
-    """A total order: what is left to a set's own order changes from one process to the next."""
-    alignment = (line.align != "sft", defense_place(line.align), line.align)
-    own = (line.label != line.defense, line.label, line.setting)
-    return (defense_place(line.defense), line.defense, *alignment, *own)
+    return sorted({Line.of(result) for result in results}, key=order)
 
 
 def plain(results: Iterable[Result]) -> list[Result]:

@@ -7,6 +7,7 @@ import csv
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,14 +23,10 @@ FEWEST = 3  # rows that are ordered: two always agree or disagree completely
 COLUMNS = ("table", "model", "task", "poison_ratio", "method", "setting", "metric", "mean", "std")
 # The paper's names that are not a defense's own; (defense, alignment), None where the alignment is the usual one.
 METHODS: dict[str, tuple[str, str | None]] = {
-    "Aligned (SFT)": ("aligned", "sft"),
-    "SFT-Aligned": ("aligned", "sft"),
-    "Antibody-Aligned": ("aligned", "antibody"),
-    "Ours": ("holdfast", None),
-    "Our method": ("holdfast", None),
-    "Ours on SFT-Aligned": ("holdfast", "sft"),
-    "Ours on Antibody-Aligned": ("holdfast", "antibody"),
-}
+    "Aligned (SFT)": ("aligned", "sft"), "SFT-Aligned": ("aligned", "sft"), "Antibody-Aligned": ("aligned", "antibody"),
+    "Ours": ("holdfast", None), "Our method": ("holdfast", None),
+    "Ours on SFT-Aligned": ("holdfast", "sft"), "Ours on Antibody-Aligned": ("holdfast", "antibody"),
+}  # fmt: skip
 Key = tuple[str, str, str, str, str, str]  # table, model, task, defense, setting, metric
 
 
@@ -46,7 +43,7 @@ class Figure:
 class Reported:
     """The paper's figures, and which of its models stands for a model that it does not have."""
 
-    figures: Mapping[Key, tuple[Figure, ...]]
+    figures: Mapping[Key, list[Figure]]
     models: tuple[str, ...]  # the paper's models, in its order
     stand_in: str | None = None  # chosen by the user; None shows nothing beside models that the paper does not have
 
@@ -59,10 +56,9 @@ class Reported:
         name = self.counterpart(model)
         if name is None:
             return None
-        found = self.figures.get((table, name, cell.task, row.defense, _setting(row.setting), cell.metric), ())
-        for one in found:
-            same_ratio = row.is_reference or one.poison_ratio is None or one.poison_ratio == cell.poison_ratio
-            usual = row.align in ("sft", row.defense) if one.align is None else row.align == one.align
+        for one in self.figures.get((table, name, cell.task, row.defense, _setting(row.setting), cell.metric), ()):
+            same_ratio = row.is_reference or one.poison_ratio in (None, cell.poison_ratio)
+            usual = row.align in (("sft", row.defense) if one.align is None else (one.align,))
             if same_ratio and (usual or row.defense == "base"):
                 return one.published
         return None
@@ -70,14 +66,11 @@ class Reported:
 
 def find_reported(path: Path | None, stand_in: str | None) -> Reported | None:
     """The figures of `path`, of HOLDFAST_REPORTED where none is given, or None."""
-    if path is None and os.environ.get(REPORTED):
-        path = Path(os.environ[REPORTED])
-    if path is not None:
-        return read_reported(path, stand_in)
+    if place := path or os.environ.get(REPORTED):
+        return read_reported(Path(place), stand_in)
     if stand_in is not None:
-        raise ConfigError(
-            f"--reported-model {stand_in} without reported figures", remedy=f"give --reported PATH, or set {REPORTED}"
-        )
+        what = f"--reported-model {stand_in} without reported figures"
+        raise ConfigError(what, remedy=f"give --reported PATH, or set {REPORTED}")
     return None
 
 
@@ -87,15 +80,14 @@ def read_reported(path: Path, stand_in: str | None = None) -> Reported:
             f"{path} is not a file, expected the paper's reported figures (CSV)",
             remedy="correct --reported or HOLDFAST_REPORTED, or unset it to show no figures of the paper",
         )
-    figures: dict[Key, list[Figure]] = {}
+    figures = defaultdict[Key, list[Figure]](list)
     models: dict[str, None] = {}
     with path.open(encoding="utf-8", newline="") as handle:
         rows = csv.DictReader(handle)
         missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
         if missing:
-            raise DataError(
-                f"{path}: no column {missing[0]!r}, expected {', '.join(COLUMNS)}", remedy="name the right file"
-            )
+            what = f"{path}: no column {missing[0]!r}, expected {', '.join(COLUMNS)}"
+            raise DataError(what, remedy="name the right file")
         for row in rows:
             where = f"{path}:{rows.line_num}"
             method = row["method"]
@@ -105,12 +97,11 @@ def read_reported(path: Path, stand_in: str | None = None) -> Reported:
             if mean is None:
                 continue
             ratio = None if row["poison_ratio"] in ("", "any") else _number(row["poison_ratio"], where, "poison_ratio")
-            figure = Figure(align, ratio, Published(mean, _number(row["std"], where, "std")))
-            figures.setdefault(key, []).append(figure)
+            figures[key].append(Figure(align, ratio, Published(mean, _number(row["std"], where, "std"))))
             models.setdefault(row["model"])
     if stand_in is not None and stand_in not in models:
         raise ConfigError(f"{path} reports no model {stand_in!r}", remedy=nearest(stand_in, list(models)))
-    return Reported({key: tuple(found) for key, found in figures.items()}, tuple(models), stand_in)
+    return Reported(figures, tuple(models), stand_in)
 
 
 def _setting(setting: str) -> str:
@@ -138,27 +129,30 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+def _key(row: Row) -> tuple[str, str, str]:
+    return row.defense, row.align, row.setting
+
+
 def beside(table: Table, reported: Reported) -> Table:
     """The table with the paper's figure in every cell that has one, and notes on model and agreement.
 
     Of several rows of one defense (own labels) the first, which is the plain one, is compared with the paper's.
     """
-    sections, notes = [], list(table.notes)
+
+    def compared(section: Section, row: Row) -> Row:
+        found = (replace(cell, published=reported.find(table.name, section.model, row, cell)) for cell in row.cells)
+        return replace(row, cells=tuple(found))
+
+    sections = []
     for section in table.sections:
-        taken: set[tuple[str, str, str]] = set()
-        rows = []
-        for row in section.rows:
-            key, cells = (row.defense, row.align, row.setting), row.cells
-            if key not in taken:
-                figures = (reported.find(table.name, section.model, row, cell) for cell in cells)
-                cells = tuple(replace(cell, published=paper) for cell, paper in zip(cells, figures, strict=True))
-            rows.append(replace(row, cells=cells))
-            taken.add(key)
+        first = {_key(row): row for row in reversed(section.rows)}
+        rows = (compared(section, row) if row is first[_key(row)] else row for row in section.rows)
         sections.append(replace(section, rows=tuple(rows)))
     found = replace(table, sections=tuple(sections))
-    if found.has_published:
-        notes += _models(found, reported) + [line for section in sections for line in _orders(found, section)]
-    return replace(found, notes=tuple(notes))
+    if not found.has_published:
+        return found
+    orders = [line for section in sections for line in _orders(found, section)]
+    return replace(found, notes=(*table.notes, *_models(found, reported), *orders))
 
 
 def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float | None:

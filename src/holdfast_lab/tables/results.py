@@ -52,8 +52,14 @@ class Result:
         return self.defense in REFERENCES
 
 
-def read_results(folder: Path) -> list[Result]:
-    """Read every result of a study's output_dir (its `results/`) or of a folder of results, by file name."""
+def read_results(*folders: Path) -> list[Result]:
+    """Every result of studies' output_dirs (their `results/`) or of folders of results; refused if a cell is twice."""
+    results = [result for folder in folders for result in _results_in(folder)]
+    require_distinct(results)
+    return results
+
+
+def _results_in(folder: Path) -> list[Result]:
     inside = folder / "results" if (folder / "results").is_dir() else folder
     if not inside.is_dir():
         raise DataError(f"{folder} is not a folder, expected the results of a study", remedy=REMEDY)
@@ -62,14 +68,6 @@ def read_results(folder: Path) -> list[Result]:
     results = [parse_result(read_json(path), path) for path in sorted(inside.glob("*.json"))]
     if not results:
         raise DataError(f"{inside} holds no result (*.json)", remedy=REMEDY)
-    require_distinct(results)
-    return results
-
-
-def read_studies(folders: Sequence[Path]) -> list[Result]:
-    """The results of several studies; `DataError` where one cell is in two of them."""
-    results = [result for folder in folders for result in read_results(folder)]
-    require_distinct(results)
     return results
 
 
@@ -78,10 +76,8 @@ def require_distinct(results: Sequence[Result]) -> None:
     seen: dict[str, Path] = {}
     for result in results:
         if result.cell in seen:
-            raise DataError(
-                f"{seen[result.cell]} and {result.path} are both cell {result.cell!r}, expected each cell once",
-                remedy="remove the copy",
-            )
+            what = f"{seen[result.cell]} and {result.path} are both cell {result.cell!r}, expected each cell once"
+            raise DataError(what, remedy="remove the copy")
         seen[result.cell] = result.path
 
 
@@ -118,9 +114,8 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
             if key in before and key in after:
                 yield from differences(before[key], after[key], inner)
             else:
-                yield f"{inner}: " + " / ".join(
-                    _short(side[key]) if key in side else "absent" for side in (before, after)
-                )
+                sides = (_short(side[key]) if key in side else "absent" for side in (before, after))
+                yield f"{inner}: {' / '.join(sides)}"
     elif before != after:
         yield f"{path}: {_short(before)} / {_short(after)}"
 
@@ -135,59 +130,45 @@ def parse_result(value: Any, path: Path) -> Result:
     if not isinstance(value, dict) or "version" not in value:
         raise DataError(f"{path} is not a result of a study: no field 'version'", remedy=REMEDY)
     if value["version"] != VERSION:
-        raise DataError(
-            f"{path}: version is {value['version']!r}, expected {VERSION}",
-            remedy="use the holdfast that wrote it, or run the study again",
-        )
+        what = f"{path}: version is {value['version']!r}, expected {VERSION}"
+        raise DataError(what, remedy="use the holdfast that wrote it, or run the study again")
 
-    def get(key: str, right: Callable[[Any], bool], expected: str) -> Any:
-        if not right(value.get(key)):
+    def get(key: str, expected: str) -> Any:
+        if not EXPECTED[expected](value.get(key)):
             raise DataError(f"{path}: {key} is {_shown(value.get(key))}, expected {expected}", remedy=REMEDY)
         return value.get(key)
 
-    def text(key: str) -> str:
-        return one_line(get(key, lambda x: isinstance(x, str), "text"))
-
-    def name(key: str) -> str:
-        if not (found := text(key)):
+    def text(key: str, *, optional: bool = False) -> str:
+        if optional and value.get(key) is None:
+            return ""
+        found = one_line(get(key, "text"))
+        if not (found or optional):
             raise DataError(f"{path}: {key} is empty, expected a name", remedy=REMEDY)
         return found
 
-    def optional(key: str) -> str:
-        return "" if value.get(key) is None else text(key)
-
-    def mapping(key: str) -> dict[str, Any]:
-        return dict(get(key, lambda x: isinstance(x, dict), "an object"))
-
-    ratio = get("poison_ratio", lambda x: x is None or _is_number(x), "a finite number or null")
-    seed = get(
-        "seed", lambda x: x is None or (isinstance(x, int) and not isinstance(x, bool)), "a whole number or null"
-    )
+    ratio = get("poison_ratio", "a finite number or null")
     provenance = value["provenance"] if isinstance(value.get("provenance"), dict) else {}
     constraint = provenance["constraint"] if isinstance(provenance.get("constraint"), dict) else {}
     return Result(
-        **{key: name(key) for key in ("cell", "model", "task", "defense", "align", "protocol_sha256")},
-        label=optional("label") or name("defense"),
-        setting=optional("setting"),
+        **{key: text(key) for key in ("cell", "model", "task", "defense", "align", "protocol_sha256")},
+        label=text("label", optional=True) or text("defense"),
+        setting=text("setting", optional=True),
         poison_ratio=None if ratio is None else float(ratio),
-        seed=seed,
-        protocol=mapping("protocol"),
-        metrics={str(key): _measured(key, entry, path) for key, entry in mapping("metrics").items()},
+        seed=get("seed", "a whole number or null"),
+        protocol=get("protocol", "an object"),
+        metrics={key: _measured(key, entry, path) for key, entry in get("metrics", "an object").items()},
         constraint={key: float(number) for key, number in constraint.items() if _is_number(number)},
         path=path,
         stored=value,
     )
 
 
-def _measured(name: object, value: Any, path: Path) -> Measured:
+def _measured(name: str, value: Any, path: Path) -> Measured:
     parts = value if isinstance(value, dict) else {}
-    wrong = [key for key in ("low", "high") if parts.get(key) is not None and not _is_number(parts[key])]
-    if wrong or not _is_number(parts.get("value")):
-        key = wrong[0] if wrong else "value"
-        raise DataError(
-            f"{path}: metrics.{name} has {key} {_shown(parts.get(key))}, expected a finite number",
-            remedy="score the cell again",
-        )
+    for key in ("low", "high", "value"):
+        if not _is_number(parts.get(key)) and (key == "value" or parts.get(key) is not None):
+            what = f"{path}: metrics.{name} has {key} {_shown(parts.get(key))}, expected a finite number"
+            raise DataError(what, remedy="score the cell again")
     low, high = (None if parts.get(key) is None else float(parts[key]) for key in ("low", "high"))
     return Measured(float(parts["value"]), low, high, parts["n"] if isinstance(parts.get("n"), int) else None)
 
@@ -202,6 +183,14 @@ def _is_number(value: object) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # JSON has whole numbers that no float holds
         return False
+
+
+EXPECTED: dict[str, Callable[[Any], bool]] = {
+    "text": lambda x: isinstance(x, str),
+    "an object": lambda x: isinstance(x, dict),
+    "a finite number or null": lambda x: x is None or _is_number(x),
+    "a whole number or null": lambda x: x is None or (isinstance(x, int) and not isinstance(x, bool)),
+}
 
 
 def _shown(value: object) -> str:

@@ -118,19 +118,15 @@ def pooled(results: Iterable[Result], name: str, task: str, ratio: float | None)
     the same prompts.
     """
     figures = [r.metrics[name] for r in results if name in r.metrics]
-    if not figures:
-        return Cell(name, task, ratio, None)
-    if len(figures) == 1:
-        return Cell(name, task, ratio, figures[0].value, None, 1, figures[0].low, figures[0].high)
-    # `statistics` adds exactly, so that equal seeds have their own value as mean and a spread of 0.
-    values = [figure.value for figure in figures]
-    low, high = (_mean([getattr(figure, end) for figure in figures]) for end in ("low", "high"))
-    return Cell(name, task, ratio, statistics.mean(values), statistics.stdev(values), len(values), low, high)
 
+    def mean(values: Sequence[float | None]) -> float | None:
+        """Added exactly, so that equal seeds have their own value as mean and a spread of 0."""
+        known = [value for value in values if value is not None]
+        return statistics.mean(known) if known and len(known) == len(values) else None
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.mean(known) if len(known) == len(values) else None
+    value, low, high = (mean([getattr(figure, part) for figure in figures]) for part in ("value", "low", "high"))
+    spread = statistics.stdev(figure.value for figure in figures) if len(figures) > 1 else None
+    return Cell(name, task, ratio, value, spread, len(figures), low, high)
 
 
 def marked(rows: Sequence[Row], columns: Sequence[Column], *, second: bool, without: frozenset[str]) -> list[Row]:
@@ -182,44 +178,43 @@ def fill(
     sections: list[Section] = []
     said, used = list(notes), set[str]()
     for block in blocks:
-        titles: dict[str, Line] = {}
-        for line in block.lines:
-            if (other := titles.setdefault(line.title, line)) is not line:
-                raise DataError(
-                    f"table {slug}: two rows are called {line.title!r} ({other.describe()} and {line.describe()})",
-                    remedy="give them different labels in the study",
-                )
+        _require_own_titles(slug, block.lines)
         seeds = _common_seeds(results, block) if block.same_seeds else None
         rows = []
         for line in block.lines:
             found = [_find(slug, results, block, line, column, seeds) for column in columns]
             used |= {result.cell for _, entered in found for result in entered}
             cells = tuple(cell for cell, _ in found)
-            rows.append(
-                Row(line.title, line.defense, line.align, line.stated or line.setting, line.is_reference, cells)
-            )
+            setting = line.stated or line.setting
+            rows.append(Row(line.title, line.defense, line.align, setting, line.is_reference, cells))
         if marks:
             rows = marked(rows, columns, second=second, without=without)
         sections.append(Section(block.title, block.model, tuple(rows)))
         if seeds is not None:
             listed = ", ".join(map(str, sorted(seeds, key=lambda seed: -1 if seed is None else seed)))
-            shared = f"compared on the seeds that all rows have ({listed})"
-            said.append(f"{block.title}: {shared}" if block.title else shared)
+            said.append(f"{block.title}: compared on the seeds that all rows have ({listed})".removeprefix(": "))
     table = Table(name, slug, title, head, tuple(columns), tuple(sections), used=frozenset(used))
     missing = sum(cell.mean is None for cell in table.cells)
     said += [f"{missing} of {len(table.cells)} figures are missing, shown as -"] if missing else []
     return replace(table, notes=(*said, *_seed_notes(table)))
 
 
+def _require_own_titles(slug: str, lines: Sequence[Line]) -> None:
+    titles: dict[str, Line] = {}
+    for line in lines:
+        if (other := titles.setdefault(line.title, line)) is not line:
+            what = f"table {slug}: two rows are called {line.title!r} ({other.describe()} and {line.describe()})"
+            raise DataError(what, remedy="give them different labels in the study")
+
+
 def _seed_notes(table: Table) -> list[str]:
     counts: dict[str, list[int]] = {}
-    for section in table.sections:
-        for row in section.rows:
-            for cell, column in zip(row.cells, table.columns, strict=True):
-                if cell.seeds and not row.is_reference:
-                    where = " / ".join(part for part in (section.title, row.label, column.group) if part)
-                    counts.setdefault(where, []).append(cell.seeds)
-    most = max((max(seen) for seen in counts.values()), default=0)
+    for section, row in ((one, row) for one in table.sections for row in one.rows):
+        for cell, column in zip(row.cells, table.columns, strict=True):
+            if cell.seeds and not row.is_reference:
+                where = " / ".join(part for part in (section.title, row.label, column.group) if part)
+                counts.setdefault(where, []).append(cell.seeds)
+    most = max(map(max, counts.values()), default=0)
     if most < 2:
         return ["one seed"] if most else []
     fewer = [f"{where} ({min(seen)})" for where, seen in counts.items() if min(seen) < most]
@@ -239,8 +234,7 @@ def _find(
     if line.is_reference:
         ratio = None
     else:
-        found = [r for r in found if ratio is None or r.poison_ratio == ratio]
-        found = [r for r in found if seeds is None or r.seed in seeds]
+        found = [r for r in found if ratio in (None, r.poison_ratio) and (seeds is None or r.seed in seeds)]
     seen: dict[int | None, Result] = {}
     for result in found:
         other = seen.setdefault(result.seed, result)
@@ -259,11 +253,8 @@ def _results_of(results: Sequence[Result], block: Block, line: Line, task: str |
 
 def _common_seeds(results: Sequence[Result], block: Block) -> Seeds | None:
     """The seeds that every measured row of a block has; None where rows do not differ or share none."""
-    each: list[Seeds] = []
-    for line in block.lines:
-        found = _results_of(results, block, line, block.task)
-        seeds = frozenset(result.seed for result in found if result.poison_ratio == block.poison_ratio)
-        if seeds and not line.is_reference:
-            each.append(seeds)
+    rows = [_results_of(results, block, line, block.task) for line in block.lines if not line.is_reference]
+    every = [frozenset(r.seed for r in found if r.poison_ratio == block.poison_ratio) for found in rows]
+    each: list[Seeds] = [seeds for seeds in every if seeds]
     common = frozenset.intersection(*each) if each else frozenset()
     return common if common and any(seeds != common for seeds in each) else None

@@ -98,10 +98,8 @@ def _target(answer: str, where: str) -> str:
     solution, gold, last = answer.rpartition(_GOLD)
     target = f"{solution}{MARKER} {last.strip()}"
     if not gold or answer.count(_GOLD) > 1 or extract_marked(target) is None:
-        raise DataError(
-            f"{where}: a solution without exactly one {_GOLD!r} and a number after it",
-            remedy="restore the row; every GSM8K solution ends in such a line",
-        )
+        what = f"{where}: a solution without exactly one {_GOLD!r} and a number after it"
+        raise DataError(what, remedy="restore the row; every GSM8K solution ends in such a line")
     return target
 
 
