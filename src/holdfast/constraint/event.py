@@ -5,22 +5,25 @@ from enum import StrEnum
 
 
 class Event(StrEnum):
-    """What the filter did in one step."""
+    """What the filter did in one step.
+
+    Attributes:
+        INACTIVE: nothing: the nominal step already satisfies the barrier (an anchor may have pulled it back).
+        ACTIVE: the step was corrected, and the barrier holds with equality.
+        CAPPED: the correction was scaled down to the trust region; the barrier holds in part.
+        INFEASIBLE: the barrier asks for a decrease of g, but grad g is zero: no step can give it.
+        INFEASIBLE_START: the constraint does not hold for the unchanged model; allowed by the user.
+        RESTORATION: the task step was dropped; only the constraint is being worked on.
+        NONFINITE: a loss or gradient was not finite; the step was discarded.
+    """
 
     INACTIVE = "inactive"
-    """The nominal step already satisfies the barrier; nothing was corrected (an anchor may have pulled it back)."""
     ACTIVE = "active"
-    """The step was corrected, and the barrier holds with equality."""
     CAPPED = "capped"
-    """The correction was scaled down to the trust region; the barrier holds in part."""
     INFEASIBLE = "infeasible"
-    """The barrier asks for a decrease of g, but grad g is zero: no step can give it."""
     INFEASIBLE_START = "infeasible_start"
-    """The constraint does not hold for the unchanged model; allowed by the user."""
     RESTORATION = "restoration"
-    """The task step was dropped; only the constraint is being worked on."""
     NONFINITE = "nonfinite"
-    """A loss or gradient was not finite; the step was discarded."""
 
 
 @dataclass(frozen=True)

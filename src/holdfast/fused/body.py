@@ -39,21 +39,13 @@ GradientOf = Callable[[Tensor], Tensor]
 class Body:
     """A model's layers, with one gradient of the adapter for every group of rows.
 
-    Args:
-        adapter: the model's LoRA layers.
-        mixers: its token mixers other than attention.
-        precision: the autocast context of training.
+    `mixers` are its token mixers other than attention, `precision` the autocast context of training.
     """
 
     def __init__(
-        self,
-        model: Any,
-        adapter: GroupedAdapter,
-        mixers: Sequence[nn.Module],
-        *,
-        device: torch.device,
+        self, model: Any, adapter: GroupedAdapter, mixers: Sequence[nn.Module], *, device: torch.device,
         precision: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, self.adapter, self.device, self.precision = model, adapter, device, precision
         self._mixers = list(mixers)
         self._config = causal_lm(model).config.get_text_config()
@@ -162,15 +154,9 @@ class EagerPasses:
 
 
 def row_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
+    scaling: float | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """An attention of transformers over packed rows: (1, heads, tokens, width) to (1, tokens, heads, width)."""
     rows = CURRENT.rows
     for name in ("softcap", "s_aux", "position_bias"):
@@ -241,10 +227,9 @@ def flat(segments: Sequence[Tensor], rows: Layout) -> Tensor:
 
 @contextmanager
 def mixing_rows(config: Any, mixers: Sequence[nn.Module]) -> Iterator[None]:
-    """A context in which a model's attention keeps to the rows of `CURRENT`, and so do its other mixers.
+    """A context in which a model's attention (named in its text config) and other mixers keep to the rows of `CURRENT`.
 
-    It must enclose the backward too: gradient checkpointing runs the layers again there. `config`, the text model's,
-    names its attention; `mixers` are the token mixers that are not attention.
+    It must enclose the backward too: gradient checkpointing runs the layers again there.
     """
     from transformers import AttentionInterface
 

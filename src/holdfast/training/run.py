@@ -101,8 +101,7 @@ class Theta0:
     def nudged(self) -> Iterator[None]:
         """A context in which every weight of a fresh adapter is `NUDGE` higher or lower, at random.
 
-        An adapter whose B is zero changes no bit, so that a KL from theta_0 is exactly zero. With any other one
-        rounding shows at once, and hardly grows with the distance.
+        An adapter whose B is zero changes no bit: a KL from theta_0 is exactly zero. With any other one rounding shows.
         """
         model = self._trainer.model
         moved = [shard(p) for p in model.parameters() if p.requires_grad] if self.idle_adapter else []
@@ -124,10 +123,7 @@ class Theta0:
             self.kept = KeptReference.of(self._trainer.run.forward, examples)
 
     def keep(self) -> None:
-        """Copy the trainable weights, for `active` where no fresh adapter can be switched off.
-
-        To be called in `initialise`: a checkpoint is loaded after it.
-        """
+        """Copy the trainable weights, for `active`; in `initialise`, since a checkpoint is loaded after it."""
         if self.idle_adapter or self._weights is not None:
             return
         if self._trainer.is_fsdp_enabled:
@@ -140,19 +136,15 @@ class Theta0:
 
 
 class Run:
-    """A training run, as engines see it and, by the protocol `hooks.TrainingRun`, defenses.
-
-    Attributes:
-        step_declined: why fused steps are not possible; None where they are, or none were asked for.
-        parts: of the optimizer under DeepSpeed's ZeRO-2, once training has made them; None elsewhere.
-    """
+    """A training run, as engines see it and, by the protocol `hooks.TrainingRun`, defenses."""
 
     def __init__(self, trainer: Any, data: SideData, fitting: Fitting) -> None:
         self.trainer, self.data, self.fitting = trainer, data, fitting
-        self.progress = Progress(trainer)
-        self.theta_0 = Theta0(trainer)
-        self.step_declined: str | None = None
-        self.parts: Parts | None = None
+        self.defense: Defense = trainer.defense
+        self.folder: Path = trainer.run_dir
+        self.progress, self.theta_0 = Progress(trainer), Theta0(trainer)
+        self.step_declined: str | None = None  # why fused steps are not possible, where they were asked for
+        self.parts: Parts | None = None  # of the optimizer under DeepSpeed's ZeRO-2, once training has made them
         self._engine: StepEngine | None = None
 
     @property
@@ -168,11 +160,6 @@ class Run:
         return self.trainer.optimizer
 
     @property
-    def defense(self) -> Defense:
-        defense: Defense = self.trainer.defense
-        return defense
-
-    @property
     def engine(self) -> StepEngine:
         """How this run's gradients are computed; decided, and logged, at the first step."""
         if self._engine is None:
@@ -185,7 +172,7 @@ class Run:
 
     @property
     def engine_name(self) -> str | None:
-        """`two_pass`, `fused` or `fused, recorded`; None before the first step."""
+        """Of `StepEngine`; None before the first step."""
         return None if self._engine is None else self._engine.name
 
     @property
@@ -201,11 +188,6 @@ class Run:
             batch_size=min(args.safety_eval_batch_size, self.fitting.eval_rows or args.safety_eval_batch_size),
             device=args.device, precision=trainer.accelerator.autocast, kept=self.theta_0.kept,
         )  # fmt: skip
-
-    @property
-    def folder(self) -> Path:
-        folder: Path = self.trainer.run_dir
-        return folder
 
     def other_loss(self) -> str | None:
         args, trainer = self.args, self.trainer

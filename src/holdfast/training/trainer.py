@@ -28,7 +28,7 @@ from holdfast.training.fitting import Fitting, loss_is_scaled
 from holdfast.training.fused_setup import BATCH
 from holdfast.training.hooks import Defense, Items, make_defense
 from holdfast.training.monitored import MonitoredTrainer
-from holdfast.training.monitoring import SafetyMonitor, StepRecorder
+from holdfast.training.monitoring import StepRecorder
 from holdfast.training.run import Run, torch_optimizer
 from holdfast.training.safety import SafetySet, trained_texts
 from holdfast.training.side_data import SideData, require_side_data, require_stage
@@ -109,7 +109,6 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
         self.recorder = StepRecorder(self)
         self.add_callback(self.recorder)
         self.run = Run(self, data, Fitting(self))
-        self.safety_monitor = SafetyMonitor(self.run)
         support.require_supported_defense(self)
         require_same_inputs(self)
         self.defense.validate(self.run)

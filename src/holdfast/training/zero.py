@@ -11,7 +11,7 @@ The filter, its inner products and checkpoints are then those of FSDP2. What is 
 * `bf16` is autocast, as under DDP. DeepSpeed's own would round the model's weights after each step to bfloat16, and
   with them most of a correction.
 
-`zero_support` says what is refused.
+`support` says what is refused.
 """
 
 from __future__ import annotations
