@@ -67,20 +67,13 @@ def radius(distance: float, values: Sequence[float], limits: Sequence[Limit], ra
 
 @dataclass
 class Anchor:
-    """theta_0, and how far from it theta is; part of a checkpoint.
-
-    Attributes:
-        distance: norm(theta - theta_0), as the last step left it.
-        mean_distance: average of the distances at which gradients were measured, with the weights of theirs.
-        measured_at: the last of them; 0 where the last step was discarded.
-        starts: the constraints' values at theta_0, where no limits are given.
-    """
+    """theta_0, and how far from it theta is; part of a checkpoint."""
 
     origin: Vector | None = None
-    distance: float = 0.0
-    mean_distance: float = 0.0
-    measured_at: float = 0.0
-    starts: list[float] = field(default_factory=list)
+    distance: float = 0.0  # norm(theta - theta_0), as the last step left it
+    mean_distance: float = 0.0  # of those at which gradients were measured, with the weights of theirs
+    measured_at: float = 0.0  # the last of them; 0 where the last step was discarded
+    starts: list[float] = field(default_factory=list)  # the values at theta_0, where no limits are given
 
     @property
     def fresh(self) -> bool:

@@ -101,8 +101,8 @@ class EmaEstimator:
         self.floor = float(state.get("floor", math.inf)) if self.mean_square > 0.0 else math.inf
 
 
-class TableEstimator:
-    """A regression control variate on each example's last-seen phi, then an exponential moving average.
+class TableEstimator(EmaEstimator):
+    """A regression control variate on each example's last-seen phi, then the exponential moving average.
 
     x = mean_B phi + c (mean_table p - mean_B p), c = Cov(phi, phi~) / Var(phi~) in [0, 1], where p = phi~ + delta a is
     what the last-seen phi~ of `a` steps ago would be today, and delta = mean_B (phi - phi~) / mean_B a the drift of a
@@ -112,10 +112,9 @@ class TableEstimator:
     """
 
     def __init__(self, size: int, start_phi: float, decay: float = 0.9) -> None:
-        self.start_phi = start_phi
+        super().__init__(decay, start_phi)
         self.table = torch.full((_checked_size(size),), start_phi, dtype=torch.float64)
         self.visited = torch.zeros(size, dtype=torch.float64)  # the update that last saw a row; 0: none yet
-        self.average = EmaEstimator(decay, start_phi)
         self.moments = torch.zeros(4, dtype=torch.float64)
 
     def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
@@ -123,24 +122,17 @@ class TableEstimator:
         if square == 0.0:  # at theta_0, which the table starts from
             return float(phi.mean())
         seen = self.table[index]
-        now = self.average.steps + 1
+        now = self.steps + 1
         drift = (phi - seen).mean() / (now - self.visited[index]).mean()
         lately = (self.table.mean() - seen.mean()) + drift * (self.visited[index].mean() - self.visited.mean())
-        estimate = self.average.absorb(float(phi.mean() + self.coefficient() * lately), square)
+        estimate = self.absorb(float(phi.mean() + self.coefficient() * lately), square)
         # Measured from the start value, so that rows never seen before are exact zeros in the moments.
         new, old = phi - self.start_phi, seen - self.start_phi
         moments = torch.stack([new.mean(), old.mean(), (new * old).mean(), old.square().mean()])
-        self.moments += average_weight(self.average.decay, self.average.steps) * (moments - self.moments)
+        self.moments += average_weight(self.decay, self.steps) * (moments - self.moments)
         _remember(self.table, index, phi)
         self.visited[index] = float(now)
         return estimate
-
-    @property
-    def floor(self) -> float:
-        return self.average.floor
-
-    def predict(self, square: float) -> float:
-        return self.average.predict(square)
 
     def coefficient(self) -> float:
         """Returns c = Cov(phi, phi~) / Var(phi~) clipped to [0, 1]; 0 while all phi~ seen are equal."""
@@ -150,15 +142,14 @@ class TableEstimator:
 
     def state_dict(self) -> State:
         tensors = {"table": self.table.clone(), "visited": self.visited.clone(), "moments": self.moments.clone()}
-        return {**tensors, **self.average.state_dict()}
+        return {**tensors, **super().state_dict()}
 
     def load_state_dict(self, state: Stored) -> None:
         """In a state of an earlier version all rows count as seen together."""
-        size = len(self.table)
-        self.table = _loaded_table(state, size)
+        super().load_state_dict(state)
+        self.table = _loaded_table(state, len(self.table))
         self.moments = torch.as_tensor(state["moments"], dtype=torch.float64).clone()
-        self.average.load_state_dict(state)
-        visited = state.get("visited", torch.full((size,), float(self.average.steps)))
+        visited = state.get("visited", torch.full((len(self.table),), float(self.steps)))
         self.visited = torch.as_tensor(visited, dtype=torch.float64).clone()
 
 

@@ -88,17 +88,12 @@ def check_settings(
         (trust_region > 0.0, f"trust_region is {trust_region}, expected a positive number", "3 is the default"),
         (0.0 <= decay < 1.0, f"decay is {decay}, expected 0 <= decay < 1", "0.9 is the default"),
         (0.0 <= dual <= 1.0, f"dual is {dual}, expected 0 <= dual <= 1", "0.1 is a good start; 0 has no term"),
-        (
-            space == "update" or not dual,
-            f"dual {dual} {own}, which hands its multiplier to the optimizer already",
-            "use space 'update', or dual 0",
-        ),
-        (
-            space == "update" or not anchor,
-            f"anchor {own}: it pulls back the applied step, which that space leaves to the optimizer",
-            "use space 'update', or anchor false",
-        ),
-    ):
+        (space == "update" or not dual, f"dual {dual} {own}, which hands its multiplier to the optimizer already",
+         "use space 'update', or dual 0"),
+        (space == "update" or not anchor,
+         f"anchor {own}: it pulls back the applied step, which that space leaves to the optimizer",
+         "use space 'update', or anchor false"),
+    ):  # fmt: skip
         if not fine:
             raise ConfigError(what, remedy=remedy)
 

@@ -63,31 +63,19 @@ class DualTerm:
 
 @dataclass
 class FilterMemory:
-    """Averages of the constraint's gradients, and counts of what must not go on for long. Vectors are joined.
+    """Averages of the constraint's gradients, and counts of what must not go on for long. Vectors are joined."""
 
-    Attributes:
-        steps: filtered steps, discarded ones not counted.
-        averages: exponential averages of each constraint's gradient, not debiased.
-        safety_moment: exponential average, over `moment_steps`, of `max_k h_k^2` or of `max_k h_k^2 / norm(h_k)^2`, not
-            debiased.
-        nominal_norm: average of norm(s_nom).
-        anchor: theta_0 and the distance from it, where steps are pulled back.
-        relief: what corrections have taken from each constraint since it was measured, to first order.
-        nonfinite_steps: when recent steps were discarded.
-        restoring, restoring_from: restoration steps in a row, and the value they began at.
-    """
-
-    steps: int = 0
-    averages: list[Vector] = field(default_factory=list)
-    safety_moment: Vector | None = None
-    moment_steps: int = 0
+    steps: int = 0  # filtered steps, discarded ones not counted
+    averages: list[Vector] = field(default_factory=list)  # of each constraint's gradient, exponential, not debiased
+    safety_moment: Vector | None = None  # average of max_k h_k^2 (adam_unit: of unit gradients), not debiased
+    moment_steps: int = 0  # in it
     dual_term: DualTerm = field(default_factory=DualTerm)
-    nominal_norm: float = 0.0
-    anchor: Anchor | None = None
-    relief: list[float] = field(default_factory=list)
-    nonfinite_steps: list[int] = field(default_factory=list)
-    restoring: int = 0
-    restoring_from: float = 0.0
+    nominal_norm: float = 0.0  # average of norm(s_nom)
+    anchor: Anchor | None = None  # theta_0 and the distance from it, where steps are pulled back
+    relief: list[float] = field(default_factory=list)  # what corrections have taken since constraints were measured
+    nonfinite_steps: list[int] = field(default_factory=list)  # when recent steps were discarded
+    restoring: int = 0  # restoration steps in a row
+    restoring_from: float = 0.0  # the value they began at
 
     def fold_moment(self, gradients: Sequence[Vector], norms: Sequence[float], metric: str) -> None:
         """Count a step, and update the second moment that the metric needs with its gradients, of these squared norms.

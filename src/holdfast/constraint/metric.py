@@ -10,7 +10,7 @@ The corrected step minimises `1/2 (s - s_nom)^T M^-1 (s - s_nom)`. Three choices
   then depends neither on the scale of g nor on how often a constraint is given.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from torch import Tensor
 from holdfast.constraint.gradients import ParameterSpace, Vector, shard
 from holdfast.core.errors import ConfigError
 
-Metric = Literal["auto", "identity", "adam", "adam_unit"]
 METRICS = ("auto", "identity", "adam", "adam_unit")
 SECOND_MOMENT = "exp_avg_sq"
 RELATIVE_FLOOR = 1e-3  # of the mean denominator: keeps coordinates that neither gradient visits from dominating

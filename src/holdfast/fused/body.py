@@ -51,12 +51,8 @@ class Body:
         self._config = causal_lm(model).config.get_text_config()
         self._adapter_layers = adapter_layers(model)
         self.modules = list(model.modules())
-        self._checkpointed = [m for m in self.modules if getattr(m, "gradient_checkpointing", False)]
-
-    @property
-    def checkpointed(self) -> bool:
-        """Whether layers are run again in the backward."""
-        return bool(self._checkpointed)
+        self.checkpointed = [m for m in self.modules if getattr(m, "gradient_checkpointing", False)]
+        self.width = int(self._config.hidden_size)
 
     @property
     def training(self) -> bool:
@@ -70,10 +66,6 @@ class Body:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         like = torch.empty(0, 1, width, device=self.device, dtype=self.dtype)
         return bool(self._mixers) or not has_varlen(like)
-
-    @property
-    def width(self) -> int:
-        return int(self._config.hidden_size)
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -120,7 +112,7 @@ class Body:
         """
         function = partial(checkpoint, use_reentrant=False, preserve_rng_state=self.adapter.dropout > 0)
         name = "_gradient_checkpointing_func"
-        before = [(module, vars(module)[name]) for module in self._checkpointed if vars(module).get(name) is not None]
+        before = [(module, vars(module)[name]) for module in self.checkpointed if vars(module).get(name) is not None]
         try:
             for module, _ in before:
                 setattr(module, name, function)

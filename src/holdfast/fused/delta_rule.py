@@ -101,25 +101,18 @@ class _Chunks:
     """What the rule needs of all chunks: tensors (chunks, rows x heads, `CHUNK`, ...), float32.
 
     Keys and queries stay as they came: whatever scales their rows, the norms among it, is applied to the smaller
-    matrices between tokens where there is one.
-
-    Attributes:
-        q, k, v: as given.
-        beta: rates; this and all below have one number a token.
-        norm_q, norm_k: what makes a query's norm d^(-1/2) and a key's one.
-        grown: e^c, and `left` e^(c_last - c).
-        ratio: G.
+    matrices between tokens where there is one. From `beta` to `left` there is one number a token.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    beta: Tensor
-    norm_q: Tensor
-    norm_k: Tensor
-    grown: Tensor
-    left: Tensor
-    ratio: Tensor
+    beta: Tensor  # rates
+    norm_q: Tensor  # what makes a query's norm d^(-1/2)
+    norm_k: Tensor  # and a key's one
+    grown: Tensor  # e^c
+    left: Tensor  # e^(c_last - c)
+    ratio: Tensor  # G
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Self:

@@ -40,11 +40,7 @@ NEW_TOKENS = 32  # sort a reply; screening asked theta_0 for as many
 class BehaviourMonitor(TrainerCallback):
     """Asks the model in training, at the end and at every `every`; with `train.rollback` before each save too.
 
-    Args:
-        prompts: with what theta_0 did: refuse or answer.
-        limits: the shares that may be lost.
-        every: `end`, `epoch`, or a number of steps.
-        template: what becomes of plain prompts.
+    `every`: `end`, `epoch`, or a number of steps; `template`: what becomes of plain prompts.
     """
 
     def __init__(

@@ -43,18 +43,13 @@ def loss_is_scaled(trainer: Any, items: Items) -> bool:
 
 
 class Fitting:
-    """How large the passes of a run are, after what memory has allowed so far.
-
-    Attributes:
-        parts: into how many a micro-batch of the task is divided.
-        side_rows, eval_rows: the most rows of a side pass and of an evaluation pass; None where nothing limits them.
-        share: what the loss of the part in progress is multiplied by; 1 where losses add up.
-    """
+    """How large the passes of a run are, after what memory has allowed so far."""
 
     def __init__(self, trainer: Any) -> None:
-        self.parts, self.share = 1, 1.0
-        self.side_rows: int | None = None
-        self.eval_rows: int | None = None
+        self.parts = 1  # into how many a micro-batch of the task is divided
+        self.share = 1.0  # what the loss of the part in progress is multiplied by; 1 where losses add up
+        self.side_rows: int | None = None  # the most rows of a side pass, where something limits them
+        self.eval_rows: int | None = None  # and of an evaluation pass
         self._trainer = trainer
         self._noted: list[tuple[Inputs, Items]] = []
         self._tokens = 0

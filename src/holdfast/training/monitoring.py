@@ -44,12 +44,9 @@ def summarise(degradations: Tensor, safety: SafetySet) -> dict[str, float]:
     c, n = on_whole_set(safety.constraint, degradations), len(degradations)
     rate = c.violation_rate(degradations)
     return {
-        "violation_rate": rate,
-        "violation_upper": upper_bound(round(rate * n), n),
-        "g": float(c.value(degradations)),
-        "cvar": c.cvar(degradations),
-        "n": float(n),
-    }
+        "violation_rate": rate, "violation_upper": upper_bound(round(rate * n), n), "g": float(c.value(degradations)),
+        "cvar": c.cvar(degradations), "n": float(n),
+    }  # fmt: skip
 
 
 class StepRecorder(TrainerCallback):
@@ -118,12 +115,10 @@ class StepRecorder(TrainerCallback):
         trainer, loss = self.trainer, self.step_loss()
         self._loss = self._mean = None
         row: dict[str, Any] = {
-            "step": int(state.global_step),
-            "loss": loss,
-            "learning_rate": self._rate,
+            "step": int(state.global_step), "loss": loss, "learning_rate": self._rate,
             "seconds": round(time.monotonic() - self._started, 3),
             **({"event": EVENT} if self.spiked else trainer.defense.row()),
-        }
+        }  # fmt: skip
         for name, value in tracked(row).items():
             trainer._metrics["train"][name].append(value)
         if smaller := trainer.run.fitting.figures():
@@ -216,11 +211,10 @@ class ConstraintProbe:
     def _g(self, name: str, places: list[int]) -> float:
         run, one = self._run, self._run.data.safety[name]
         examples, reference = [one.constraint_set[i] for i in places], one.constraint_reference[places]
-
-        def passing(rows: int) -> Tensor:
-            return self._forward(name, examples, rows).degradations(examples, reference, one.constraint)
-
-        degradations = run.fitting.evaluation(PROBED if world() == 1 else run.forward.batch_size, passing)
+        degradations = run.fitting.evaluation(
+            PROBED if world() == 1 else run.forward.batch_size,
+            lambda rows: self._forward(name, examples, rows).degradations(examples, reference, one.constraint),
+        )
         return float(on_whole_set(one.constraint, degradations).value(degradations))
 
     def _forward(self, name: str, examples: list[Encoded], rows: int) -> Forward:

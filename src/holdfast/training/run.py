@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,13 @@ class Progress:
 
 
 class Theta0:
-    """The model as it entered training: its fresh adapter off, or its first weights put back meanwhile.
-
-    Attributes:
-        idle_adapter: whether the run trains a fresh adapter; with it switched off the model is theta_0.
-        kept: theta_0 on the examples that are held in a KL, where no fresh adapter can be switched off.
-    """
+    """The model as it entered training: its fresh adapter off, or its first weights put back meanwhile."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        # Beside another one, which would be switched off with it, it is not.
+        # Whether a fresh adapter can be switched off: not beside another one, which would go with it.
         self.idle_adapter = has_idle_adapter(trainer.model) and len(trainer.model.peft_config) == 1
-        self.kept: KeptReference | None = None
+        self.kept: KeptReference | None = None  # theta_0 on the examples that are held in a KL, where it cannot
         self._weights: list[tuple[nn.Parameter, Tensor]] | None = None
 
     @contextmanager
@@ -140,12 +136,10 @@ class Run:
 
     def __init__(self, trainer: Any, data: SideData, fitting: Fitting) -> None:
         self.trainer, self.data, self.fitting = trainer, data, fitting
-        self.defense: Defense = trainer.defense
         self.folder: Path = trainer.run_dir
         self.progress, self.theta_0 = Progress(trainer), Theta0(trainer)
         self.step_declined: str | None = None  # why fused steps are not possible, where they were asked for
         self.parts: Parts | None = None  # of the optimizer under DeepSpeed's ZeRO-2, once training has made them
-        self._engine: StepEngine | None = None
 
     @property
     def model(self) -> Any:
@@ -160,20 +154,18 @@ class Run:
         return self.trainer.optimizer
 
     @property
+    def defense(self) -> Defense:
+        return self.trainer.defense  # type: ignore[no-any-return]
+
+    @cached_property
     def engine(self) -> StepEngine:
         """How this run's gradients are computed; decided, and logged, at the first step."""
-        if self._engine is None:
-            self._engine = choose_engine(self)
-        return self._engine
-
-    @engine.setter
-    def engine(self, engine: StepEngine) -> None:
-        self._engine = engine
+        return choose_engine(self)
 
     @property
     def engine_name(self) -> str | None:
         """Of `StepEngine`; None before the first step."""
-        return None if self._engine is None else self._engine.name
+        return self.engine.name if "engine" in vars(self) else None
 
     @property
     def side_rows(self) -> int:

@@ -235,28 +235,26 @@ def _measure(safety: SafetySet, trainer: Any) -> None:
     constraint, model, args = safety.constraint, forward.model, trainer.args
     with deterministic(model), forward.precision():
         require_understood_head(model, forward.batch(safety.constraint_set[:1]))
-    own = {**trainer._theta_0, "data": data_sha256(safety.all_encoded), "first_k": constraint.first_k}
+    examples, cut = safety.all_encoded, len(safety.constraint_set)
+    own = {**trainer._theta_0, "data": data_sha256(examples), "first_k": constraint.first_k}
     folder = safety.folder(trainer.run_dir)
     require_same(safety.split.record, folder)
     if rank() == 0:
-        logger.info("measuring the model before training on %d examples of %s", len(safety.all_encoded), safety.name)
+        logger.info("measuring the model before training on %d examples of %s", len(examples), safety.name)
     safety.reference = reference_table(
-        forward, safety.all_encoded, own, stem=folder / "reference", cache=cache_folder(args.reference_cache),
-        roles=(len(safety.constraint_set), len(safety.monitor_set)),
+        forward, examples, own, stem=folder / "reference", cache=cache_folder(args.reference_cache),
+        roles=(cut, len(examples) - cut),
     )  # fmt: skip
     if rank() == 0:
         save_record(safety.split.record, folder)
     barrier()
     losses = safety.reference.in_unit(constraint)
-    cut = len(safety.constraint_set)
     safety.constraint_reference, safety.monitor_reference = losses[:cut], losses[cut:]
     # In training's batch size: kernels differ between shapes, and with them the last bits.
-    training = forward.resized(trainer.run.side_rows)
+    training, reference = forward.resized(trainer.run.side_rows), safety.constraint_reference
     # A KL grows with the square of a nudge, a likelihood with the nudge itself.
     with trainer.run.theta_0.nudged() if constraint.unit in KL_UNITS else nullcontext():
-        safety.noise_floor = noise_floor(
-            training, safety.steering_rows, safety.constraint_reference, constraint, args.stream_seed
-        )
+        safety.noise_floor = noise_floor(training, safety.steering_rows, reference, constraint, args.stream_seed)
     _announce(f"{safety.name}: {constraint.describe()}")
     _announce(
         f"{safety.name}: {cut} constraint, {len(safety.monitor_set)} monitor, {len(safety.split.certify)} certify "

@@ -52,20 +52,15 @@ def require_side_data(defense: Defense, stage: str, given: Mapping[str, Any]) ->
 
 
 class SideData:
-    """Safety sets and harmful pairs, encoded; draws are pure functions of seed and step.
-
-    Attributes:
-        safety: safety sets by name.
-        harmful, harmful_examples: harmful pairs, for defenses that need them, and the same before tokenisation.
-        unaligned: where the weights before alignment are: see `holdfast.models.alignment_shift`.
-    """
+    """Safety sets and harmful pairs, encoded; draws are pure functions of seed and step."""
 
     def __init__(self, trainer: Any, safety: Mapping[str, SafetySet], harmful: Any, unaligned: Any) -> None:
         self._trainer = trainer
-        self.safety, self.unaligned = dict(safety), unaligned
+        self.safety = dict(safety)
+        self.unaligned = unaligned  # the weights before alignment: see `holdfast.models.alignment_shift`
         self._streams = {name: self._stream(one) for name, one in self.safety.items()}
-        self.harmful_examples: list[Example] = []
-        self.harmful: list[Encoded] = []
+        self.harmful_examples: list[Example] = []  # harmful pairs, for defenses that need them
+        self.harmful: list[Encoded] = []  # the same, tokenised
         if harmful is not None and "harmful" in trainer.defense.needed(trainer.args.stage):
             self.harmful_examples = as_examples(harmful, "harmful")
             if not self.harmful_examples:

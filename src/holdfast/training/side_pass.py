@@ -18,6 +18,7 @@ from holdfast.constraint.gradients import ParameterSpace, Vector, reshard, shard
 from holdfast.core.ranks import gather_rows, rank, sum_in_place, world
 from holdfast.data import streams
 from holdfast.data.encode import Encoded
+from holdfast.fused.support import own_dropout
 from holdfast.scoring.completion import completion_kl, completion_losses, deterministic
 from holdfast.scoring.degradation import degradation, slope
 from holdfast.scoring.forward import Forward
@@ -144,9 +145,4 @@ def may_share_backward(model: nn.Module, args: Any) -> bool:
         return True
     if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant") and world() > 1:
         return False
-    return not any((isinstance(m, nn.Dropout) and m.p > 0) or _own_dropout(m) for m in model.modules())
-
-
-def _own_dropout(module: nn.Module) -> bool:
-    """Whether a module applies dropout without a module of its own: attention in its kernel, OPT's kin in a layer."""
-    return any("drop" in name and isinstance(rate, float) and rate > 0 for name, rate in vars(module).items())
+    return not any((isinstance(m, nn.Dropout) and m.p > 0) or own_dropout(m) for m in model.modules())

@@ -109,8 +109,10 @@ class TwoPassEngine:
 @ENGINES.register("fused")
 def _fused(run: Run) -> StepEngine | str:
     from holdfast.training.fused_engine import FusedEngine
+    from holdfast.training.fused_setup import joint_pass
 
-    return FusedEngine.make(run)
+    joint = joint_pass(run)
+    return joint if isinstance(joint, str) else FusedEngine(run, joint)
 
 
 def choose_engine(run: Run) -> StepEngine:

@@ -96,43 +96,29 @@ def require_whole_model(args: Any, asks: str, remedy: str) -> None:
 
 def require_supported_arguments(args: Any) -> None:
     """Refuse what the arguments alone give away."""
-    _refuse(
-        (
-            args.fp16,
-            "fp16 training: gradients carry the loss scale, and an overflow voids the step the filter corrects",
-            "use bf16=True",
-        )
-    )
+    _refuse((
+        args.fp16, "fp16 training: gradients carry the loss scale, and an overflow voids the step the filter corrects",
+        "use bf16=True",
+    ))  # fmt: skip
     require_supported_zero(args)
     optim = optimizer_name(args)
     _refuse(
         ((args.fsdp_plugin_args or {}).get("fsdp_version", 2) == 1, *FSDP1),
-        (
-            args.n_gpu > 1,
-            "nn.DataParallel (several GPUs visible to one process)",
-            "launch with `accelerate launch` or `torchrun`, or set CUDA_VISIBLE_DEVICES to one GPU",
-        ),
-        (
-            any(name in optim for name in LAYERWISE_OPTIMIZERS),
-            f"optimizer {optim}: it updates parameters during the backward pass, before the filter can see the step",
-            "use adamw_torch or another optimizer with an ordinary step",
-        ),
-        (
-            "schedule_free" in optim,
-            f"optimizer {optim}: it keeps a second set of weights, and the next step would undo the correction",
-            "use adamw_torch with a learning-rate schedule",
-        ),
-        (
-            args.torch_compile,
-            "torch_compile: the safety pass has other shapes than the task pass and reads hidden states through a hook",
-            "set torch_compile=False",
-        ),
-        (
-            args.auto_find_batch_size,
-            "auto_find_batch_size: it restarts the loop with another batch, and with it another constraint estimate",
-            "set per_device_train_batch_size yourself; safety_micro_batch_size splits the safety pass",
-        ),
-    )
+        (args.n_gpu > 1, "nn.DataParallel (several GPUs visible to one process)",
+         "launch with `accelerate launch` or `torchrun`, or set CUDA_VISIBLE_DEVICES to one GPU"),
+        (any(name in optim for name in LAYERWISE_OPTIMIZERS),
+         f"optimizer {optim}: it updates parameters during the backward pass, before the filter can see the step",
+         "use adamw_torch or another optimizer with an ordinary step"),
+        ("schedule_free" in optim,
+         f"optimizer {optim}: it keeps a second set of weights, and the next step would undo the correction",
+         "use adamw_torch with a learning-rate schedule"),
+        (args.torch_compile,
+         "torch_compile: the safety pass has other shapes than the task pass and reads hidden states through a hook",
+         "set torch_compile=False"),
+        (args.auto_find_batch_size,
+         "auto_find_batch_size: it restarts the loop with another batch, and with it another constraint estimate",
+         "set per_device_train_batch_size yourself; safety_micro_batch_size splits the safety pass"),
+    )  # fmt: skip
 
 
 def require_device(args: Any) -> None:
@@ -158,35 +144,25 @@ def require_supported_engine(accelerator: Any, *, adapter: bool = False) -> None
     _refuse(
         ("MEGATRON" in kind or "XLA" in kind, f"the {kind} engine", "use DDP or FSDP2 (accelerate launch)"),
         ("FSDP" in kind and not getattr(accelerator, "is_fsdp2", False), *FSDP1),
-        (
-            adapter and getattr(sharding, "activation_checkpointing", False),
-            "FSDP's activation_checkpointing with an adapter: PEFT does not find the wrapped layers and saves no "
-            "weight",
-            "set activation_checkpointing: false and gradient_checkpointing=True",
-        ),
+        (adapter and getattr(sharding, "activation_checkpointing", False),
+         "FSDP's activation_checkpointing with an adapter: PEFT does not find the wrapped layers and saves no weight",
+         "set activation_checkpointing: false and gradient_checkpointing=True"),
         *((size > 1, f"{what}={size})", "use data parallelism: DDP or FSDP2") for what, size in sizes),
-        (
-            "FSDP" in kind and replicas > 1,
-            f"hybrid sharding (dp_replicate_size={replicas})",
-            "use one-dimensional FSDP2",
-        ),
-    )
+        ("FSDP" in kind and replicas > 1, f"hybrid sharding (dp_replicate_size={replicas})",
+         "use one-dimensional FSDP2"),
+    )  # fmt: skip
 
 
 def require_supported_model(model: Any, *, vision: bool) -> None:
     """Refuse models and adapters whose losses or steps we cannot compute."""
     _refuse(
         (vision, "vision data sets", "use a text data set"),
-        (
-            getattr(model, "is_distributed_loading_by_transformers", False),
-            "a model sharded while it was loaded (DistributedConfig): hooks we do not control reduce its gradients",
-            "load it whole and let accelerate shard it (FSDP2)",
-        ),
-        *(
-            (c.is_prompt_learning, f"{c.peft_type}: virtual tokens shift every position of the sequence", "use LoRA")
-            for c in getattr(model, "peft_config", {}).values()
-        ),
-    )
+        (getattr(model, "is_distributed_loading_by_transformers", False),
+         "a model sharded while it was loaded (DistributedConfig): hooks we do not control reduce its gradients",
+         "load it whole and let accelerate shard it (FSDP2)"),
+        *((c.is_prompt_learning, f"{c.peft_type}: virtual tokens shift every position of the sequence", "use LoRA")
+          for c in getattr(model, "peft_config", {}).values()),
+    )  # fmt: skip
 
 
 def require_float32(model: Any) -> None:
@@ -300,19 +276,12 @@ def require_supported_zero_run(trainer: Any) -> None:
     """Refuse what the arguments alone do not give away."""
     checkpointing = trainer.args.gradient_checkpointing_kwargs or {}
     _refuse(
-        (
-            trainer.args.gradient_checkpointing and checkpointing.get("use_reentrant"),
-            "re-entrant gradient checkpointing under DeepSpeed: the safety pass differentiates without `.backward()`",
-            "set gradient_checkpointing_kwargs: {use_reentrant: false}",
-        ),
-        (
-            getattr(_innermost(trainer.model), "is_quantized", False),
-            "a quantised base under DeepSpeed: never run with the filter",
-            "use DDP (examples/launch/ddp.yaml) or FSDP2 (examples/launch/fsdp2.yaml)",
-        ),
-        (
-            trainer.method != "SFT",
-            f"{trainer.method} under DeepSpeed: never run with the filter",
-            "use DDP (examples/launch/ddp.yaml)",
-        ),
-    )
+        (trainer.args.gradient_checkpointing and checkpointing.get("use_reentrant"),
+         "re-entrant gradient checkpointing under DeepSpeed: the safety pass differentiates without `.backward()`",
+         "set gradient_checkpointing_kwargs: {use_reentrant: false}"),
+        (getattr(_innermost(trainer.model), "is_quantized", False),
+         "a quantised base under DeepSpeed: never run with the filter",
+         "use DDP (examples/launch/ddp.yaml) or FSDP2 (examples/launch/fsdp2.yaml)"),
+        (trainer.method != "SFT", f"{trainer.method} under DeepSpeed: never run with the filter",
+         "use DDP (examples/launch/ddp.yaml)"),
+    )  # fmt: skip

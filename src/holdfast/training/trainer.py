@@ -38,8 +38,7 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
     """What all trainers share; a subclass names one of TRL's as its second base, and the class of its arguments."""
 
     arguments: ClassVar[type[SafetyArguments]]
-    batch_keys: frozenset[str] = BATCH
-    """What the batch in progress holds, as collated."""
+    batch_keys: frozenset[str] = BATCH  # what the batch in progress holds, as collated
 
     def __init__(
         self,
@@ -184,11 +183,10 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
             return default(model, inputs, *args, **kwargs)
         given: Any = None
 
-        def own() -> Tensor:
+        def own() -> Any:
             nonlocal given
             given = default(model, inputs, *args, **kwargs)
-            loss: Tensor = given[0] if isinstance(given, tuple) else given
-            return loss
+            return given[0] if isinstance(given, tuple) else given
 
         items = kwargs.get("num_items_in_batch")
         loss = self.defense.task_loss(self.run, model, inputs, items, own)

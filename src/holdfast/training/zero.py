@@ -77,8 +77,6 @@ class Parts:
     def _sharded(self, part: Tensor) -> DTensor:
         return DTensor.from_local(part, self._mesh, [Shard(0)], run_check=False)
 
-    # -- a step --------------------------------------------------------------------------------------------------------
-
     def take_gradients(self) -> None:
         """Set `.grad` of each part to what DeepSpeed has reduced, whose own pieces become views of it."""
         for i, part in enumerate(self.params):
