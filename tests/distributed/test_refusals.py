@@ -17,7 +17,7 @@ from transformers import Trainer
 import holdfast as hf
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import ConfigError, UnsupportedError
-from holdfast.training import zero_support
+from holdfast.training import support
 from holdfast.training.support import require_shardable, require_supported_engine
 from tests import tiny
 from tests.distributed import launch_cases
@@ -153,9 +153,9 @@ def test_a_missing_deepspeed_is_named(tmp_path, monkeypatch, stage):
 def test_runs_under_deepspeed(changes, words):
     args = SimpleNamespace(gradient_checkpointing=True, gradient_checkpointing_kwargs=None)
     plain = {"args": args, "model": SimpleNamespace(), "method": "SFT"}
-    zero_support.require_supported_run(SimpleNamespace(**plain))
+    support.require_supported_zero_run(SimpleNamespace(**plain))
     with pytest.raises(UnsupportedError) as caught:
-        zero_support.require_supported_run(SimpleNamespace(**plain | changes))
+        support.require_supported_zero_run(SimpleNamespace(**plain | changes))
     assert_refused(caught, *words)
 
 

@@ -16,7 +16,7 @@ import holdfast as hf
 from holdfast.constraint.anchor import Anchor, Limit, radius
 from holdfast.constraint.estimators import EmaEstimator, TableEstimator
 from holdfast.constraint.event import Event
-from holdfast.constraint.filter_settings import FilterOptions
+from holdfast.constraint.filter_input import FilterOptions
 from holdfast.constraint.memory import RESTORATION_LIMIT, FilterMemory
 from holdfast.constraint.problem import FilterProblem
 from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.constraint.dual_term import LARGEST, DualTerm
 from holdfast.constraint.gradients import ParameterSpace
+from holdfast.constraint.memory import LARGEST, DualTerm
 from holdfast.constraint.problem import measure
 from holdfast.core.errors import ConfigError
 

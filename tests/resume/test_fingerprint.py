@@ -12,7 +12,7 @@ from tests import tiny
 from tests.resume.worker import CONSTRAINT, build, rows_of, safety_rows, task_rows, weights
 
 import holdfast as hf
-from holdfast.constraint.filter_settings import FilterOptions
+from holdfast.constraint.filter_input import FilterOptions
 from holdfast.core.errors import CheckpointError
 from holdfast.training.fingerprint import argument_fingerprint, dataset_sha256
 from holdfast.training.hooks import make_defense

@@ -8,8 +8,8 @@ where f is g(theta_0) and what rounding adds as soon as anything has moved, what
 1e-4 to 5e-4 nats a token); the smallest value seen is taken for it. Above the ceiling it is no rounding, and f is
 g(theta_0).
 
-Averages over steps are of a smaller r while r grows, so that the first rise of g is over before they show it. They are
-scaled to the r of today, all means with the same weights over the steps j:
+Averages over steps are of a smaller r while r grows: they are scaled to the r of today, all means with the same weights
+over the steps j:
 
     v = f + (mean(v_j) - f) r^2 / mean(r_j^2),      h = mean(h_j) r / mean(r_j).
 
@@ -19,9 +19,7 @@ A step that ends outside of the radius at which a value would reach its ceiling 
 
 is pulled back onto it, towards theta_0. That direction needs no gradient, and its effect is known. Where theta is
 outside already, it goes `rate` of the way, as a violation is undone by the barrier: to r^2 - rate (r^2 - R^2).
-
-Likelihoods and tails grow with another power of r. For them R is exact where v = c, and what it misses is seen in the
-next step's v.
+Likelihoods and tails grow with another power of r: what R misses of them is seen in the next step's v.
 """
 
 from __future__ import annotations
@@ -52,9 +50,9 @@ def scaled(floor: float, mean: float, square: float, mean_square: float) -> floa
 
 
 def radius(distance: float, values: Sequence[float], limits: Sequence[Limit], rate: float) -> float:
-    """How far from theta_0 a step that begins at `distance`, with these values, may end; inf where nothing says.
+    """How far from theta_0 a step that begins at `distance`, with these values, may end; inf where nothing says so.
 
-    A constraint that is violated at theta_0 has no radius, and at theta_0 none has: nothing is known of its growth.
+    A constraint that is violated at theta_0 has no radius, and at theta_0 none has.
     """
     largest = math.inf
     for value, limit in zip(values, limits, strict=True):
@@ -69,20 +67,13 @@ def radius(distance: float, values: Sequence[float], limits: Sequence[Limit], ra
 
 @dataclass
 class Anchor:
-    """theta_0, and how far from it theta is; part of a checkpoint.
-
-    Attributes:
-        distance: norm(theta - theta_0), as the last step left it.
-        mean_distance: average of the distances at which gradients were measured, with the weights of theirs.
-        measured_at: the last of them; 0 where the last step was discarded.
-        starts: the constraints' values at theta_0, where no limits are given.
-    """
+    """theta_0, and how far from it theta is; part of a checkpoint."""
 
     origin: Vector | None = None
-    distance: float = 0.0
-    mean_distance: float = 0.0
-    measured_at: float = 0.0
-    starts: list[float] = field(default_factory=list)
+    distance: float = 0.0  # norm(theta - theta_0), as the last step left it
+    mean_distance: float = 0.0  # of those at which gradients were measured, with the weights of theirs
+    measured_at: float = 0.0  # the last of them; 0 where the last step was discarded
+    starts: list[float] = field(default_factory=list)  # the values at theta_0, where no limits are given
 
     @property
     def fresh(self) -> bool:
@@ -106,23 +97,21 @@ class Anchor:
         return space.since(self.origin)
 
     def pull(
-        self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit], rate: float,
-        distance: float | None,
-    ) -> float:  # fmt: skip
+        self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit], rate: float, known: float | None
+    ) -> float:
         """Bring theta back to the radius; returns the share of its distance from theta_0 that is left.
 
-        Args:
-            distance: `norm(theta - theta_0)`, where it is known already.
+        `known`: `norm(theta - theta_0)`, where it is.
         """
         assert self.origin is not None
         allowed = radius(self.distance, values, limits, rate)
-        if distance is None:
+        if known is None:
             away = self.away(space)
-            distance = math.sqrt(space.dots([(away, away)])[0])
-        self.distance = distance
-        if self.distance <= allowed:
+            known = math.sqrt(space.dots([(away, away)])[0])
+        self.distance = known
+        if known <= allowed:
             return 1.0
-        share, self.distance = allowed / self.distance, allowed
+        share, self.distance = allowed / known, allowed
         space.pull(self.origin, 1.0 - share)
         return share
 
@@ -138,5 +127,5 @@ class Anchor:
     def from_state(cls, state: Mapping[str, Any], space: ParameterSpace) -> Anchor:
         """The inverse of `state_dict`."""
         origin = None if state["origin"] is None else space.join(space.scatter(state["origin"]))
-        distance, mean_distance, measured_at = (float(r) for r in state["distances"])
-        return cls(origin, distance, mean_distance, measured_at, [float(start) for start in state["starts"]])
+        distance, mean_distance, measured_at = state["distances"]
+        return cls(origin, distance, mean_distance, measured_at, list(state["starts"]))

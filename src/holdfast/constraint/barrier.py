@@ -1,8 +1,7 @@
 """The barrier: by how much a nominal step must be corrected so that it does not use up the constraint.
 
-An applied step s must satisfy h . s <= -rate * value, with h = grad g and value = g + rho. The nearest such
-step to s_nom in the metric of M^-1 is s_nom - mu M h, and this module computes mu: arithmetic on scalars,
-whatever the parameters are and wherever they live.
+An applied step s must satisfy h . s <= -rate * value, with h = grad g and value = g + rho. The nearest such step to
+s_nom in the metric of M^-1 is s_nom - mu M h, and this module computes mu: arithmetic on scalars.
 """
 
 import math
@@ -25,10 +24,9 @@ def barrier_multiplier(*, inner: float, value: float, norm_sq: float, rate: floa
         norm_sq: <grad g, M grad g>, the squared norm of grad g in the metric of the correction.
         rate: gamma in update space, kappa in gradient space; at 0 the step may not increase g at all.
 
-    Returns:
-        The multiplier; 0.0 when the nominal step is fine; inf when a decrease is needed and grad g is zero.
+    It is 0.0 when the nominal step is fine, and inf when a decrease is needed and grad g is zero.
     """
-    if not all(math.isfinite(x) for x in (inner, value, norm_sq, rate)):
+    if not all(map(math.isfinite, (inner, value, norm_sq, rate))):
         raise NumericalError(
             f"barrier: inner={inner}, value={value}, norm_sq={norm_sq}, rate={rate}, expected finite numbers",
             remedy="discard this step; if it happens often, lower the learning rate or compute in float32",
@@ -47,17 +45,15 @@ def barrier_multiplier(*, inner: float, value: float, norm_sq: float, rate: floa
 def barrier_multipliers(gram: Array, violation: Array, *, ridge: float = 0.0) -> Array:
     """Solves min_{mu >= 0} 1/2 mu^T (G + ridge I) mu - mu^T a, the filter for K constraints at once.
 
-    The corrected step s_nom - M H^T mu is the nearest to s_nom with H s <= -rate * value. Rows are scaled to
-    unit norm first, so that constraints with very different gradients are treated alike.
+    The corrected step s_nom - M H^T mu is the nearest to s_nom with H s <= -rate * value. Rows are scaled to unit norm
+    first, so that constraints with very different gradients are treated alike.
 
     Args:
         gram: G = H M H^T, K x K, where the rows of H are the constraints' gradients.
-        violation: a = H s_nom + rate * value, length K.
+        violation: a = H s_nom + rate * value.
         ridge: the slack's weight 1/omega; above 0, duplicated or contradictory constraints have one solution.
 
-    Returns:
-        The multipliers, length K. An entry is inf when no step satisfies that constraint: its row of H is
-        zero and a > 0, or it contradicts another constraint.
+    An entry is inf when no step satisfies that constraint: its row of H is zero and a > 0, or it contradicts another.
     """
     gram, violation = _checked(gram, violation, ridge)
     gram = (gram + gram.T) / 2 + ridge * np.eye(len(violation))
@@ -72,7 +68,7 @@ def barrier_multipliers(gram: Array, violation: Array, *, ridge: float = 0.0) ->
 
 
 def _checked(gram: Array, violation: Array, ridge: float) -> tuple[Array, Array]:
-    gram, violation = np.asarray(gram, dtype=np.float64), np.asarray(violation, dtype=np.float64)
+    gram, violation = (np.asarray(x, dtype=np.float64) for x in (gram, violation))
     if violation.ndim != 1 or gram.shape != (violation.size, violation.size):
         raise ConfigError(
             f"barrier: gram has shape {gram.shape} and violation {violation.shape}, expected (K, K) and (K,)",

@@ -16,11 +16,10 @@ from torch import Tensor
 from holdfast.constraint.majorizers import MAJORIZERS
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.registry import nearest
-from holdfast.core.units import KL_UNITS, UNITS, Unit
+from holdfast.core.units import FIRST_UNITS, KL_UNITS, UNITS, Unit
 from holdfast.defaults import default
 
 ON_POLICY = "on_policy"  # of audits and certificates alone
-
 TAIL_SHARE = 0.9  # cvar's t stays below this share of tau, since beta = 1/(tau - t) diverges at tau
 # 1 - 9.5 * 0.1 exceeds 0.05 by rounding alone; the boundary of the feasible start belongs to the user.
 _ROUNDING = 1e-12
@@ -79,28 +78,24 @@ class ChanceConstraint:
             object.__setattr__(self, "beta", 1 / (self.tau - self.cvar_t))
 
     def phi(self, degradation: Tensor) -> Tensor:
-        """Returns phi(D_i - tau), one value per example."""
+        """phi(D_i - tau), one value per example."""
         return MAJORIZERS[self.majorizer](_examples(degradation) - self.tau, self.beta)
 
     def value(self, degradation: Tensor) -> Tensor:
-        """Returns g = mean phi(D - tau) - alpha, differentiable; entropic: log(mean phi / alpha) / beta, in nats.
-
-        The buffer, a share as alpha is, is in neither.
-        """
+        """g = mean phi(D - tau) - alpha, without the buffer; entropic: log(mean phi / alpha) / beta, in nats."""
         if self.majorizer == "entropic":
             z = self.beta * (_examples(degradation) - self.tau)
             return (z.logsumexp(0) - math.log(self.alpha * len(z))) / self.beta
         return self.phi(degradation).mean() - self.alpha
 
     def violation_rate(self, degradation: Tensor) -> float:
-        """Returns the share of examples with D > tau; a NaN counts as a violation."""
+        """The share of examples with D > tau; a NaN counts as a violation."""
         return float((~(_examples(degradation) <= self.tau)).double().mean())
 
     def cvar(self, degradation: Tensor) -> float:
-        """Returns CVaR_{1-alpha}(D) in nats: the mean of the worst fraction alpha of the examples.
+        """CVaR_{1-alpha}(D) in nats, the mean of the worst fraction alpha of the examples, of the last one in part.
 
-        Equal to min_t t + mean (D - t)_+ / alpha. When alpha n is not whole, the last example of the tail
-        counts in part.
+        Equal to min_t t + mean (D - t)_+ / alpha.
         """
         worst = _examples(degradation).detach().double().sort(descending=True).values
         tail = self.alpha * len(worst)
@@ -108,7 +103,7 @@ class ChanceConstraint:
         return float((worst * (tail - rank).clamp(0, 1)).sum() / tail)
 
     def start_value(self) -> float:
-        """Returns phi(-tau) - alpha: g at the unchanged model, but for entropic."""
+        """phi(-tau) - alpha: g at the unchanged model, but for entropic."""
         return float(self.phi(torch.zeros(1, dtype=torch.float64))) - self.alpha
 
     @property
@@ -125,11 +120,11 @@ class ChanceConstraint:
         return bound if bound >= 0 else None  # no model has a mean below 0
 
     def threshold(self, beta: float | None = None) -> float:
-        """Returns t = tau - 1/beta, where the ramp starts to rise, at `beta` or the constraint's own."""
+        """t = tau - 1/beta, where the ramp starts to rise, at `beta` or the constraint's own."""
         return self.tau - 1 / (self.beta if beta is None else beta)
 
     def with_threshold(self, t: float) -> ChanceConstraint:
-        """Returns this cvar constraint with beta = 1/(tau - t), t clipped to [0, 0.9 tau]."""
+        """This cvar constraint with beta = 1/(tau - t), t clipped to [0, 0.9 tau]."""
         if self.majorizer != "cvar":
             raise UnsupportedError(
                 f"constraint: with_threshold is defined for cvar, found {self.majorizer}",
@@ -138,12 +133,12 @@ class ChanceConstraint:
         return replace(self, cvar_t=min(max(t, 0.0), TAIL_SHARE * self.tau))
 
     def describe(self) -> str:
-        """Returns the constraint as one line for people."""
-        quantity = {
-            "nll_token": "nats per token", "nll_sum": "nats per completion", "kl_token": "nats of KL per token",
-            "nll_first": f"nats per token over the first {self.first_k} tokens",
-            "kl_first": f"nats of KL per token over the first {self.first_k} tokens",
-        }[self.unit]  # fmt: skip
+        """One line for people."""
+        quantity = "nats of KL per token" if self.unit in KL_UNITS else "nats per token"
+        if self.unit == "nll_sum":
+            quantity = "nats per completion"
+        elif self.unit in FIRST_UNITS:
+            quantity += f" over the first {self.first_k} tokens"
         sharpness = f"t={self.cvar_t:g}" if self.majorizer == "cvar" else f"beta={self.beta:g}"
         margin = f", buffer={self.buffer:g}" if self.buffer else ""
         share = (
@@ -160,14 +155,12 @@ def _require(
     """Refuses anything but a finite number with lower <= value <= upper and above < value < below."""
     x = float(value) if isinstance(value, Real) else math.nan
     if not (math.isfinite(x) and lower <= x <= upper and above < x < below):
-        raise ConfigError(
-            f"constraint: {name} = {value!r}, expected a number with {expected}",
-            remedy=f"set {name} so that {expected}",
-        )
+        what = f"constraint: {name} = {value!r}, expected a number with {expected}"
+        raise ConfigError(what, remedy=f"set {name} so that {expected}")
 
 
 def _examples(degradation: Tensor) -> Tensor:
-    """Returns `degradation` if it is a non-empty vector of floats."""
+    """`degradation`, if it is a non-empty vector of floats."""
     if degradation.ndim != 1 or degradation.numel() == 0 or not degradation.is_floating_point():
         raise DataError(
             f"constraint: degradations have shape {tuple(degradation.shape)} and dtype {degradation.dtype}, "

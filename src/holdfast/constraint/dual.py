@@ -7,12 +7,8 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 Array = NDArray[np.float64]
-
-# Eigenvalues of the unit-diagonal Gram matrix below this share of the largest are the rounding that
-# duplicated constraints leave behind.
-_RANK = 1e-12
-# A constraint that misses by more than this, relative to its own terms, after the solve cannot be met.
-_UNMET = 1e-6
+_RANK = 1e-12  # eigenvalues below this share of the largest are the rounding that duplicated constraints leave behind
+_UNMET = 1e-6  # a constraint that misses by more than this, relative to its own terms, after the solve cannot be met
 
 
 def solve_unit(gram: Array, violation: Array) -> Array:

@@ -1,8 +1,8 @@
 """Estimates of mean phi over the whole constraint split from one safety minibatch a step.
 
-A batch of 10 cannot express alpha = 0.05: one violator already overspends the budget. An estimator therefore
-carries information from step to step, and its state is part of a checkpoint. Inputs are CPU tensors: `index`
-int64, the rows' positions in the constraint split, and float64 values.
+A batch of 10 cannot express alpha = 0.05: one violator overspends the budget. An estimator therefore carries what it
+knows from step to step, and its state is part of a checkpoint. `index` are the positions of rows in the split, int64;
+values are float64, on the CPU.
 """
 
 import math
@@ -18,6 +18,7 @@ from holdfast.core.errors import CheckpointError, ConfigError, DataError, Numeri
 from holdfast.core.registry import nearest
 
 State = dict[str, Tensor | float | int]
+Stored = Mapping[str, Tensor | float | int]
 
 
 class Estimator(Protocol):
@@ -31,19 +32,13 @@ class Estimator(Protocol):
 
         With `square`, the squared distance from theta_0 at which it was measured, averages follow that distance.
         """
-        ...
 
     def predict(self, square: float) -> float:
         """Returns the estimate at another squared distance, without a new batch."""
-        ...
 
-    def state_dict(self) -> State:
-        """Returns everything that a resumed run needs to continue exactly."""
-        ...
+    def state_dict(self) -> State: ...
 
-    def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
-        """Takes over a state that `state_dict` returned."""
-        ...
+    def load_state_dict(self, state: Stored) -> None: ...
 
 
 class BatchEstimator:
@@ -53,45 +48,35 @@ class BatchEstimator:
         self.floor = start_phi
 
     def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
-        """Returns mean_B phi."""
         return float(_checked(index, phi).mean())
 
     def predict(self, square: float) -> float:
-        """Has nothing to predict from."""
         raise ConfigError("the batch estimator remembers nothing between steps", remedy="use estimator ema or table")
 
     def state_dict(self) -> State:
-        """Returns an empty state."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
+    def load_state_dict(self, state: Stored) -> None:
         """Has nothing to take over."""
 
 
 class EmaEstimator:
     """A debiased exponential moving average of batch means; decay 0.9 cuts the variance 19-fold.
 
-    m_k = m_{k-1} + w_k (x_k - m_{k-1}) with w_k = (1 - decay) / (1 - decay^k): the average with weights
-    decay^(k-j), normalised, so that the first estimate is the first batch's mean. With squared distances from theta_0
-    it is scaled to the newest one (`constraint.anchor`).
-
-    Args:
-        decay: weight of the past.
-        start_phi: phi(-tau), below which no floor is.
+    m_k = m_{k-1} + w_k (x_k - m_{k-1}) with w_k = (1 - decay) / (1 - decay^k), so that the first estimate is the first
+    batch's mean. With squared distances from theta_0 it is scaled to the newest one (`constraint.anchor`). No floor is
+    below phi(-tau), `start_phi`.
     """
 
     def __init__(self, decay: float = 0.9, start_phi: float = 0.0) -> None:
         self.decay, self.start_phi, self.floor = _checked_decay(decay), start_phi, math.inf
-        self.steps = 0
-        self.mean = 0.0
-        self.mean_square = 0.0
+        self.steps, self.mean, self.mean_square = 0, 0.0, 0.0
 
     def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
-        """Returns the average including mean_B phi."""
         return self.absorb(float(_checked(index, phi).mean()), square)
 
     def absorb(self, x: float, square: float | None = None) -> float:
-        """Takes one scalar in and returns the average; at theta_0 itself there is nothing to average yet."""
+        """Takes one scalar in; at theta_0 itself there is nothing to average yet."""
         if square == 0.0:
             return x
         self.steps += 1
@@ -104,69 +89,50 @@ class EmaEstimator:
         return self.predict(square)
 
     def predict(self, square: float) -> float:
-        """Returns the average as it would be at this squared distance from theta_0, without a new batch."""
         return scaled(self.floor, self.mean, square, self.mean_square)
 
     def state_dict(self) -> State:
-        """Returns the averages and the number of batches in them."""
         floor = self.start_phi if math.isinf(self.floor) else self.floor
         return {"mean": self.mean, "mean_square": self.mean_square, "floor": floor, "steps": self.steps}
 
-    def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
-        """Takes over the averages and the number of batches in them."""
+    def load_state_dict(self, state: Stored) -> None:
         self.mean, self.steps = float(state["mean"]), int(state["steps"])
         self.mean_square = float(state.get("mean_square", 0.0))  # not in checkpoints of earlier versions
         self.floor = float(state.get("floor", math.inf)) if self.mean_square > 0.0 else math.inf
 
 
-class TableEstimator:
-    """A regression control variate on each example's last-seen phi, then an exponential moving average.
+class TableEstimator(EmaEstimator):
+    """A regression control variate on each example's last-seen phi, then the exponential moving average.
 
     x = mean_B phi + c (mean_table p - mean_B p), c = Cov(phi, phi~) / Var(phi~) in [0, 1], where p = phi~ + delta a is
     what the last-seen phi~ of `a` steps ago would be today, and delta = mean_B (phi - phi~) / mean_B a the drift of a
     step. A pass draws without replacement, so a batch holds the rows seen longest ago: with p = phi~, x would count
-    their drift for all rows. The moments behind c are moving averages over earlier batches: one of 10 is too small for
-    them. The table starts at phi(-tau), exact for the unchanged model.
-
-    Args:
-        size: the number of examples in the constraint split.
-        start_phi: phi(-tau).
-        decay: of the moments and of the final average.
+    their drift for all rows. The moments behind c are moving averages over earlier batches, with `decay` as the final
+    one: a batch of 10 is too small for them. The table starts at phi(-tau), exact for the unchanged model.
     """
 
     def __init__(self, size: int, start_phi: float, decay: float = 0.9) -> None:
-        self.start_phi = start_phi
+        super().__init__(decay, start_phi)
         self.table = torch.full((_checked_size(size),), start_phi, dtype=torch.float64)
         self.visited = torch.zeros(size, dtype=torch.float64)  # the update that last saw a row; 0: none yet
-        self.average = EmaEstimator(decay, start_phi)
         self.moments = torch.zeros(4, dtype=torch.float64)
 
     def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
-        """Returns the average including the corrected batch mean, and remembers the batch's phi."""
         phi = _checked(index, phi)
         if square == 0.0:  # at theta_0, which the table starts from
             return float(phi.mean())
         seen = self.table[index]
-        now = self.average.steps + 1
+        now = self.steps + 1
         drift = (phi - seen).mean() / (now - self.visited[index]).mean()
         lately = (self.table.mean() - seen.mean()) + drift * (self.visited[index].mean() - self.visited.mean())
-        estimate = self.average.absorb(float(phi.mean() + self.coefficient() * lately), square)
+        estimate = self.absorb(float(phi.mean() + self.coefficient() * lately), square)
         # Measured from the start value, so that rows never seen before are exact zeros in the moments.
         new, old = phi - self.start_phi, seen - self.start_phi
         moments = torch.stack([new.mean(), old.mean(), (new * old).mean(), old.square().mean()])
-        self.moments += average_weight(self.average.decay, self.average.steps) * (moments - self.moments)
+        self.moments += average_weight(self.decay, self.steps) * (moments - self.moments)
         _remember(self.table, index, phi)
         self.visited[index] = float(now)
         return estimate
-
-    @property
-    def floor(self) -> float:
-        """Returns that of the final average."""
-        return self.average.floor
-
-    def predict(self, square: float) -> float:
-        """Returns the final average at another squared distance."""
-        return self.average.predict(square)
 
     def coefficient(self) -> float:
         """Returns c = Cov(phi, phi~) / Var(phi~) clipped to [0, 1]; 0 while all phi~ seen are equal."""
@@ -175,39 +141,28 @@ class TableEstimator:
         return min(max((product - new * old) / variance, 0.0), 1.0) if variance > 0 else 0.0
 
     def state_dict(self) -> State:
-        """Returns the table, when its rows were seen, the moments and the average."""
         tensors = {"table": self.table.clone(), "visited": self.visited.clone(), "moments": self.moments.clone()}
-        return {**tensors, **self.average.state_dict()}
+        return {**tensors, **super().state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
-        """Takes over what `state_dict` returned; in one of an earlier version all rows count as seen together."""
-        size = len(self.table)
-        self.table = _loaded_table(state, size)
+    def load_state_dict(self, state: Stored) -> None:
+        """In a state of an earlier version all rows count as seen together."""
+        super().load_state_dict(state)
+        self.table = _loaded_table(state, len(self.table))
         self.moments = torch.as_tensor(state["moments"], dtype=torch.float64).clone()
-        self.average.load_state_dict(state)
-        visited = state.get("visited", torch.full((size,), float(self.average.steps)))
+        visited = state.get("visited", torch.full((len(self.table),), float(self.steps)))
         self.visited = torch.as_tensor(visited, dtype=torch.float64).clone()
 
 
 class TailThreshold:
     """The moving start t of cvar's tail: t <- t + (1 - decay) (VaR - t), VaR clipped to [0, 0.9 tau].
 
-    VaR is the (1 - alpha) quantile of each example's last-seen degradation (0 before the first visit), the
-    minimiser of G(t) = t + mean (D - t)_+ / alpha. G is convex, so a move towards it never increases G:
-    adapting t does not break feasibility. t stays undebiased, to move slowly at first too.
-
-    Args:
-        size: the number of examples in the constraint split.
-        tau: the constraint's threshold.
-        alpha: the constraint's violation level.
-        decay: of the moving average; 0 jumps to the quantile.
-        start: t before the first batch.
+    VaR is the (1 - alpha) quantile of each example's last-seen degradation (0 before the first visit), the minimiser of
+    G(t) = t + mean (D - t)_+ / alpha. G is convex, so a move towards it never increases G: adapting t does not break
+    feasibility. t stays undebiased, to move slowly at first too.
     """
 
     def __init__(self, size: int, *, tau: float, alpha: float, decay: float = 0.9, start: float = 0.0) -> None:
-        self.limit = TAIL_SHARE * tau
-        self.alpha = alpha
-        self.decay = _checked_decay(decay)
+        self.limit, self.alpha, self.decay = TAIL_SHARE * tau, alpha, _checked_decay(decay)
         self.table = torch.zeros(_checked_size(size), dtype=torch.float64)
         self.t = min(max(start, 0.0), self.limit)
 
@@ -221,17 +176,14 @@ class TailThreshold:
         return self.t
 
     def state_dict(self) -> State:
-        """Returns the table and t."""
         return {"table": self.table.clone(), "t": self.t}
 
-    def load_state_dict(self, state: Mapping[str, Tensor | float | int]) -> None:
-        """Takes over the table and t."""
-        self.table = _loaded_table(state, len(self.table))
-        self.t = float(state["t"])
+    def load_state_dict(self, state: Stored) -> None:
+        self.table, self.t = _loaded_table(state, len(self.table)), float(state["t"])
 
 
 def make_estimator(name: str, *, size: int, start_phi: float, decay: float = 0.9) -> Estimator:
-    """Returns the estimator called batch, ema or table."""
+    """The estimator called batch, ema or table, of so many examples; `start_phi` is phi(-tau)."""
     if name == "batch":
         return BatchEstimator(start_phi)
     if name == "ema":
@@ -260,8 +212,7 @@ def _checked(index: Tensor, values: Tensor) -> Tensor:
             remedy="pass one value per row of the safety batch, and at least one row",
         )
     # One infinity would stay in the average and the table for the rest of the run.
-    bad = index[~values.isfinite()]
-    if len(bad):
+    if len(bad := index[~values.isfinite()]):
         raise NumericalError(
             f"estimator: {len(bad)} of {len(values)} values are not finite, at rows {bad[:10].tolist()}",
             remedy="discard this step; with the exponential majorizer, lower beta",
@@ -281,7 +232,7 @@ def _checked_size(size: int) -> int:
     return size
 
 
-def _loaded_table(state: Mapping[str, Tensor | float | int], size: int) -> Tensor:
+def _loaded_table(state: Stored, size: int) -> Tensor:
     table = torch.as_tensor(state["table"], dtype=torch.float64)
     if table.shape != (size,):
         raise CheckpointError(

@@ -7,46 +7,27 @@ from enum import StrEnum
 class Event(StrEnum):
     """What the filter did in one step."""
 
-    INACTIVE = "inactive"
-    """The nominal step already satisfies the barrier; nothing was corrected (an anchor may have pulled it back)."""
-    ACTIVE = "active"
-    """The step was corrected, and the barrier holds with equality."""
-    CAPPED = "capped"
-    """The correction was scaled down to the trust region; the barrier holds in part."""
-    INFEASIBLE = "infeasible"
-    """The barrier asks for a decrease of g, but grad g is zero: no step can give it."""
-    INFEASIBLE_START = "infeasible_start"
-    """The constraint does not hold for the unchanged model; allowed by the user."""
-    RESTORATION = "restoration"
-    """The task step was dropped; only the constraint is being worked on."""
-    NONFINITE = "nonfinite"
-    """A loss or gradient was not finite; the step was discarded."""
+    INACTIVE = "inactive"  # nothing: the nominal step satisfies the barrier (an anchor may have pulled it back)
+    ACTIVE = "active"  # the step was corrected, and the barrier holds with equality
+    CAPPED = "capped"  # the correction was scaled down to the trust region; the barrier holds in part
+    INFEASIBLE = "infeasible"  # the barrier asks for a decrease of g, but grad g is zero: no step can give it
+    INFEASIBLE_START = "infeasible_start"  # the constraint does not hold for the unchanged model; the user allowed it
+    RESTORATION = "restoration"  # the task step was dropped; only the constraint is being worked on
+    NONFINITE = "nonfinite"  # a loss or gradient was not finite; the step was discarded
 
 
 @dataclass(frozen=True)
 class FilterEvent:
-    """What one step of the filter did.
-
-    Attributes:
-        name: the case, see `Event`.
-        values: `g_k + rho_k` as given; in a step that measures nothing, less what corrections have taken since.
-        multipliers: lambda_k (gradient space) or mu_k (update space) as applied.
-        residual: `max_k h_k . s + gamma v_k` of the corrected step (gradient space: of the direction, with kappa);
-            at most zero, up to rounding, unless capped.
-        correction_ratio: norm(correction) / norm(nominal); None when the nominal step is zero.
-        cosine: cosine between the first constraint's gradient and the nominal step; None when either is zero.
-        nonfinite: what was not finite, where the step was discarded for it.
-        pulled: share of the distance from theta_0 that the step was pulled back to; 1 where it was not.
-    """
+    """What one step of the filter did; figures are None where they are not known."""
 
     name: Event
-    values: tuple[float, ...]
-    multipliers: tuple[float, ...]
-    residual: float | None = None
-    correction_ratio: float | None = None
-    cosine: float | None = None
-    nonfinite: str = ""
-    pulled: float = 1.0
+    values: tuple[float, ...]  # g_k + rho_k as given; in a step that measures nothing, less what corrections have taken
+    multipliers: tuple[float, ...]  # lambda_k (gradient space) or mu_k (update space) as applied
+    residual: float | None = None  # max_k h_k . s + gamma v_k of the corrected step or direction; <= 0 unless capped
+    correction_ratio: float | None = None  # norm(correction) / norm(nominal)
+    cosine: float | None = None  # between the first constraint's gradient and the nominal step
+    nonfinite: str = ""  # what was not finite, where the step was discarded for it
+    pulled: float = 1.0  # share of the distance from theta_0 that the step was pulled back to
 
     @property
     def corrected(self) -> bool:

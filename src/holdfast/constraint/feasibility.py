@@ -29,10 +29,8 @@ def unreachable(c: ChanceConstraint) -> bool:
 def require_room(start: float, limit: float, margin: float, reserve: float, *, allowed: bool) -> None:
     """Raises `InfeasibleError` where a reserve leaves nothing of the limit, or too little for the unchanged model.
 
-    Args:
-        start: what the unchanged model has of the limit.
-        margin: buffer and reserve together.
-        allowed: whether the start misses the limit without a reserve too, which was allowed then.
+    That has `start` of the limit; `margin`: buffer and reserve; `allowed`: whether it misses the limit without a
+    reserve too.
     """
     if not reserve or (margin < limit and (allowed or start <= limit - margin + 1e-12)):
         return
@@ -46,17 +44,15 @@ def require_room(start: float, limit: float, margin: float, reserve: float, *, a
 def require_feasible_start(c: ChanceConstraint, reserve: float = 0.0) -> None:
     """Raises `InfeasibleError` when the start is infeasible, unless `allow_infeasible_start`.
 
-    Args:
-        reserve: the share of alpha that a filter leaves unused.
+    `reserve` is the share of alpha that a filter leaves unused.
     """
-    require_room(
-        c.start_value() + c.alpha, c.alpha, c.buffer + reserve * c.alpha, reserve, allowed=not c.feasible_start
-    )
+    start = c.start_value() + c.alpha
+    require_room(start, c.alpha, c.buffer + reserve * c.alpha, reserve, allowed=not c.feasible_start)
     if c.allow_infeasible_start and unreachable(c):
         logger.warning(
             "constraint: no model meets g + buffer <= 0: a KL is never below 0, where phi = %.6g > alpha - "
             "buffer = %.6g already; a filter restores until it gives up (raise tau, or beta where tau > 0)",
-            c.start_value() + c.alpha, c.alpha - c.buffer,
+            start, c.alpha - c.buffer,
         )  # fmt: skip
     if c.feasible_start or c.allow_infeasible_start:
         return
@@ -65,7 +61,7 @@ def require_feasible_start(c: ChanceConstraint, reserve: float = 0.0) -> None:
     change = f"beta >= {_rounded_up(beta)} or a larger tau" if beta < math.inf else "tau > 0"
     allow = "" if unreachable(c) else ", or allow_infeasible_start: true to train towards feasibility"
     raise InfeasibleError(
-        f"constraint: infeasible start: {c.majorizer} has phi(-tau) = {c.start_value() + c.alpha:.6g}, expected "
+        f"constraint: infeasible start: {c.majorizer} has phi(-tau) = {start:.6g}, expected "
         f"<= alpha - buffer = {c.alpha - c.buffer:.6g} (tau={c.tau:g}, beta={c.beta:g}; {found})",
         remedy=f"set {change}{allow}",
     )

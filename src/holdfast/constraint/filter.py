@@ -7,7 +7,7 @@ With values `v_k = g_k + rho_k`, gradients `h_k = grad g_k` and a rate gamma in 
 * `update` space corrects the step the optimizer really took, `s_nom = theta_after - theta_before`:
   `s = s_nom - M H^T mu`, mu the solution of the K x K dual (one constraint: `max(0, h.s_nom + gamma v) / h.M h`),
   followed by a trust region `norm(correction) <= c max(norm(s_nom), its average, floor)`. The optimizer's moments never
-  see the correction. With `dual`, the h_k enter the optimizer's gradient as well (`constraint.dual_term`); with
+  see the correction. With `dual`, the h_k enter the optimizer's gradient as well (`constraint.memory.DualTerm`); with
   `anchor`, steps that lead too far from theta_0 are pulled back (`constraint.anchor`).
 * `gradient` space is the paper's Algorithm 1: `grad = grad_f + lambda h` with `kappa = gamma / lr`, handed to the
   optimizer. With any optimizer but plain SGD the applied step does not satisfy the inequality.
@@ -22,15 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from holdfast.constraint import filter_input as inputs
 from holdfast.constraint.anchor import Anchor, Limit
 from holdfast.constraint.event import Event, FilterEvent
-from holdfast.constraint.filter_input import measured_constraints, nonfinite, one_learning_rate
-from holdfast.constraint.filter_settings import Space, check_settings, require_one_step
 from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.memory import FilterMemory
-from holdfast.constraint.metric import diagonal_of, resolve_metric
-from holdfast.constraint.problem import FilterProblem, lost_in_step, measure
-from holdfast.constraint.skip_flag import clear_flag, set_flag
+from holdfast.constraint.metric import adam_diagonal, resolve_metric
+from holdfast.constraint.problem import FilterProblem, measure
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
 
@@ -79,7 +77,7 @@ class SafetyFilter:
         self,
         optimizer: torch.optim.Optimizer,
         rate: float = default("defense.rate"),
-        space: Space = default("defense.space"),
+        space: inputs.Space = default("defense.space"),
         *,
         metric: str = default("defense.metric"),
         trust_region: float = default("defense.trust_region"),
@@ -87,13 +85,13 @@ class SafetyFilter:
         dual: float = 0.0,
         anchor: bool = False,
     ) -> None:
-        check_settings(rate, space, metric, trust_region, gradient_decay, dual, anchor=anchor)
+        inputs.check_settings(rate, space, metric, trust_region, gradient_decay, dual, anchor=anchor)
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
-        require_one_step(self.optimizer)
+        inputs.require_one_step(self.optimizer)
         self.rate, self.space, self.trust_region = rate, space, trust_region
         self.metric = resolve_metric(metric, self.optimizer) if space == "update" else "identity"
         self.gradient_decay, self.dual = gradient_decay, dual
-        ParameterSpace(trainable(self.optimizer))  # refuse unsupported parameters now, not at the first step
+        self._space()  # refuse unsupported parameters now, not at the first step
         self._memory = FilterMemory(anchor=Anchor() if anchor else None)
         self._armed: _Armed | None = None
         self.last_event: FilterEvent | None = None
@@ -104,13 +102,11 @@ class SafetyFilter:
         """Stop filtering: the optimizer is as it was."""
         for handle in self._handles:
             handle.remove()
-        clear_flag(self.optimizer)
-
-    # -- one step ------------------------------------------------------------------------------------------------
+        inputs.clear_flag(self.optimizer)
 
     def step(self, g: Tensor | Sequence[Tensor]) -> FilterEvent:
         """Differentiate the constraint(s) at theta, take the optimizer's step, correct it."""
-        self.arm(*measured_constraints(g, trainable(self.optimizer)))
+        self.arm(*inputs.measured_constraints(g, trainable(self.optimizer)))
         self.optimizer.step()
         assert self.last_event is not None
         return self.last_event
@@ -120,27 +116,28 @@ class SafetyFilter:
         """theta_0 and the distance from it, where steps are pulled back."""
         return self._memory.anchor
 
+    def _space(self) -> ParameterSpace:
+        """Made at each use, since parameter objects are exchanged."""
+        return ParameterSpace(trainable(self.optimizer))
+
     def arm(
-        self,
-        values: Sequence[float],
-        gradients: Sequence[Vector],
-        estimates: Sequence[float] | None = None,
+        self, values: Sequence[float], gradients: Sequence[Vector], estimates: Sequence[float] | None = None,
         limits: Sequence[Limit] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Announce the constraints, measured at the current parameters, for the next optimizer step.
 
         Args:
             values: `g_k + rho_k` on this step's safety batch.
             gradients: `h_k` on this batch by parameter, reduced over ranks.
             estimates: values averaged over steps, used instead of `values` where given.
-            limits: of restoring and of an anchor; its own, unless given: the first values, and 0 as their ceiling.
+            limits: of restoring and of an anchor, which has the first values and 0 as their ceiling unless given.
         """
-        space = ParameterSpace(trainable(self.optimizer))
+        space = self._space()
         joined = [space.join(h) for h in gradients]
         self._armed = armed = _Armed(list(estimates if estimates is not None else values), joined, limits)
         norms = space.dots([(h, h) for h in joined])
-        bad = nonfinite("value", zip(values, armed.values, strict=True))
-        armed.nonfinite = bad or nonfinite("gradient", zip(norms, strict=True))
+        bad = inputs.nonfinite("value", zip(values, armed.values, strict=True))
+        armed.nonfinite = bad or inputs.nonfinite("gradient", zip(norms, strict=True))
         if armed.nonfinite:
             return
         self._memory.fold_moment(joined, norms, self.metric)
@@ -155,7 +152,9 @@ class SafetyFilter:
 
     def arm_again(self, estimates: Sequence[float], limits: Sequence[Limit]) -> None:
         """Announce the constraints as they are predicted to be, where this step measures none (with an anchor)."""
-        space, gradients = ParameterSpace(trainable(self.optimizer)), self._memory.gradients_again(self.gradient_decay)
+        space = self._space()
+        self._memory.steps += 1
+        gradients = self._memory.gradients(self.gradient_decay)
         self._armed = _Armed(self._memory.relieved(estimates), gradients, limits, estimates)
         if self.dual > 0.0:
             self._memory.dual_term.add(space, gradients, space.dots([(h, h) for h in gradients]))
@@ -164,12 +163,11 @@ class SafetyFilter:
         """Discard the next optimizer step: parameters, moments and the filter's memory stay as they are."""
         self._armed = _Armed([], [], skipped=True)
 
-    # -- gradient space (Algorithm 1) ----------------------------------------------------------------------------
-
     def _filter_gradient(self, space: ParameterSpace, armed: _Armed) -> None:
-        lr = one_learning_rate(self.optimizer)
+        """Algorithm 1."""
+        lr = inputs.one_learning_rate(self.optimizer)
         if lr == 0.0:  # no step, no filter
-            self._report(Event.INACTIVE, armed, [0.0] * len(armed.values))
+            self._report(Event.INACTIVE, armed, np.zeros(len(armed.values)))
             return
         nominal = list(torch._foreach_neg(space.join(space.task_gradient())))
         problem, _ = measure(space, armed.gradients, armed.values, nominal, rate=self.rate / lr)  # kappa
@@ -179,28 +177,25 @@ class SafetyFilter:
         mu = problem.multipliers()
         if not np.isfinite(mu).all():
             space.drop_gradient()
-            self._report(Event.INFEASIBLE, armed, mu.tolist())
+            self._report(Event.INFEASIBLE, armed, mu)
         elif not mu.any():
-            self._report(Event.INACTIVE, armed, mu.tolist(), problem)
+            self._report(Event.INACTIVE, armed, mu, problem)
         else:
             space.add_to_gradient([space.split(h) for h in armed.gradients], mu.tolist())
-            self._report(Event.ACTIVE, armed, mu.tolist(), problem)
-
-    # -- update space: around the optimizer's step ---------------------------------------------------------------
+            self._report(Event.ACTIVE, armed, mu, problem)
 
     def _before_step(self, *_: Any) -> None:
-        armed = self._armed
+        armed, space = self._armed, self._space()
         if armed is None:
             raise ConfigError(
                 "optimizer.step() was called without a constraint: this step would not be filtered",
                 remedy="call filt.step(g) instead, or filt.detach() to stop filtering",
             )
-        space = ParameterSpace(trainable(self.optimizer))
         if armed.skipped:
             space.drop_gradient()
             return
         lost = space.nonfinite(space.task_gradient())
-        if self.space == "update" and set_flag(self.optimizer, space, lost):
+        if self.space == "update" and inputs.set_flag(self.optimizer, space, lost):
             armed.lost = lost
         elif lost.item():
             armed.nonfinite = "task gradient"
@@ -212,10 +207,10 @@ class SafetyFilter:
     def _after_step(self, *_: Any) -> None:
         armed, self._armed = self._armed, None
         assert armed is not None
-        clear_flag(self.optimizer)
+        inputs.clear_flag(self.optimizer)
         if armed.skipped:
             return
-        space = ParameterSpace(trainable(self.optimizer))
+        space = self._space()
         if armed.nonfinite:
             self._discard(space, armed)
         elif self.space == "update":
@@ -229,10 +224,13 @@ class SafetyFilter:
         assert armed.before is not None
         problem, directions = measure(
             space, armed.gradients, armed.values, space.since(armed.before), rate=self.rate,
-            metric=lambda: diagonal_of(self.metric, space, self.optimizer, self._memory.debiased_moment()),
+            metric=lambda: self._diagonal(space),
             away=None if self.anchor is None else self.anchor.away(space),
         )  # fmt: skip
-        armed.nonfinite = lost_in_step(armed.lost, problem)
+        if armed.lost is not None and armed.lost.item():  # no wait: the problem's numbers came after it
+            armed.nonfinite = "task gradient"
+        elif not problem.finite:
+            armed.nonfinite = "correction"
         if armed.nonfinite:
             self._discard(space, armed)
             return
@@ -242,11 +240,11 @@ class SafetyFilter:
         mu = problem.multipliers()
         if not mu.any():
             armed.distance = problem.distance
-            self._report(Event.INACTIVE, armed, mu.tolist(), problem)
+            self._report(Event.INACTIVE, armed, mu, problem)
             return
         if not np.isfinite(mu).all():
             space.put(armed.before)
-            self._report(Event.INFEASIBLE, armed, mu.tolist())
+            self._report(Event.INFEASIBLE, armed, mu)
             return
         floor = TRUST_FLOOR * math.sqrt(space.dots([(armed.before, armed.before)])[0])
         radius = self.trust_region * max(problem.nominal_norm, self._memory.nominal_norm, floor)
@@ -258,41 +256,43 @@ class SafetyFilter:
                 space.put(armed.before)
                 mu = problem.multipliers()
                 if not np.isfinite(mu).all():  # the constraints contradict each other
-                    self._report(Event.INFEASIBLE, armed, mu.tolist())
+                    self._report(Event.INFEASIBLE, armed, mu)
                     return
                 scale = min(1.0, radius / problem.correction_norm(mu))
         mu = mu * scale
         for multiplier, direction in zip(mu.tolist(), directions, strict=True):
             if multiplier != 0.0:
                 space.move(direction, -multiplier)
-        self._report(name, armed, mu.tolist(), problem)
+        self._report(name, armed, mu, problem)
+
+    def _diagonal(self, space: ParameterSpace) -> Vector | None:
+        """Of M; None for the identity, which also holds while no constraint has had a gradient."""
+        moment = self._memory.debiased_moment() if self.metric != "identity" else None
+        unit = self.metric == "adam_unit"
+        return None if moment is None else adam_diagonal(space, self.optimizer, moment, unit=unit)
 
     def _discard(self, space: ParameterSpace, armed: _Armed) -> None:
         """Undo a step in which something was not finite, and stop when that happens too often."""
         assert armed.before is not None
         space.put(armed.before)
-        self._report(Event.NONFINITE, armed, [0.0] * len(armed.values))
+        self._report(Event.NONFINITE, armed, np.zeros(len(armed.values)))
         self._memory.count_nonfinite(armed.nonfinite)
 
-    def _report(self, name: Event, armed: _Armed, solution: list[float], problem: FilterProblem | None = None) -> None:
-        mu = np.asarray(solution)
-        solved = problem if np.isfinite(mu).all() else None
-        if solved is not None:
-            self._memory.relieve(solved.taken(mu))
-        self.last_event = FilterEvent(
-            name, tuple(armed.values), tuple(solution),
-            residual=solved.residual(mu) if solved else None,
-            correction_ratio=solved.correction_ratio(mu) if solved else None,
-            cosine=problem.cosine if problem else None,
-            nonfinite=armed.nonfinite if name is Event.NONFINITE else "",
-        )  # fmt: skip
+    def _report(self, name: Event, armed: _Armed, mu: np.ndarray, problem: FilterProblem | None = None) -> None:
+        """Note what was done; `problem`: what `mu` solves, where it is finite."""
+        lost = armed.nonfinite if name is Event.NONFINITE else ""
+        event = FilterEvent(name, tuple(armed.values), tuple(mu.tolist()), nonfinite=lost)
+        if problem is not None:
+            self._memory.relieve(problem.taken(mu))
+            ratio = problem.correction_ratio(mu)
+            event = replace(event, residual=problem.residual(mu), correction_ratio=ratio, cosine=problem.cosine)
+        self.last_event = event
         self._memory.watch_restoration(name, armed.values, armed.limits, armed.at_distance)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, with shards gathered (a collective call)."""
-        return self._memory.state_dict(ParameterSpace(trainable(self.optimizer)))
+        return self._memory.state_dict(self._space())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        space = ParameterSpace(trainable(self.optimizer))
-        self._memory = FilterMemory.from_state(state, space, anchored=self.anchor is not None)
+        self._memory = FilterMemory.from_state(state, self._space(), anchored=self.anchor is not None)

@@ -7,7 +7,7 @@ ranks, so that every rank sees the same scalars and takes the same decision.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 
@@ -32,10 +32,7 @@ def shard(tensor: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the gathered copies that FSDP2 keeps after a forward without backward.
-
-    The next forward would use such a copy instead of the shards, and so miss every change made to them meanwhile.
-    """
+    """Free the gathered copies that FSDP2 keeps after a forward without backward, and would use in the next one."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -117,11 +114,7 @@ class ParameterSpace:
         return list(self._weights)
 
     def join(self, vector: Sequence[Tensor]) -> Vector:
-        """A vector given by parameter, as one tensor per stretch; new tensors.
-
-        Raises:
-            ConfigError: other shapes than the parameters', which joined could not be told from the right ones.
-        """
+        """A vector given by parameter, as one tensor per stretch; new tensors."""
         for i, (x, w) in enumerate(zip_longest(vector, self._weights)):
             if x is None or w is None or x.shape != w.shape:
                 found, wanted = (None if t is None else tuple(t.shape) for t in (x, w))
@@ -170,24 +163,26 @@ class ParameterSpace:
         return list(torch._foreach_mul(self._weights, 1.0))
 
     @contextmanager
-    def moved(self, direction: Vector, step: float) -> Iterator[None]:
-        """A context in which the parameters are `theta + step direction`; afterwards theta is back bit for bit."""
+    def _restored(self) -> Iterator[None]:
         before = self.snapshot()
         try:
-            torch._foreach_add_(self._weights, direction, alpha=step)
             yield
         finally:
             torch._foreach_copy_(self._weights, before)
 
     @contextmanager
+    def moved(self, direction: Vector, step: float) -> Iterator[None]:
+        """A context in which the parameters are `theta + step direction`; afterwards theta is back bit for bit."""
+        with self._restored():
+            torch._foreach_add_(self._weights, direction, alpha=step)
+            yield
+
+    @contextmanager
     def exchanged(self, weights: Vector) -> Iterator[None]:
         """A context in which the parameters are `weights`; afterwards theta is back bit for bit."""
-        before = self.snapshot()
-        try:
+        with self._restored():
             torch._foreach_copy_(self._weights, weights)
             yield
-        finally:
-            torch._foreach_copy_(self._weights, before)
 
     def task_gradient(self) -> Vector:
         """`.grad` of every parameter, zero where there is none."""
@@ -210,21 +205,32 @@ class ParameterSpace:
     def dots(self, pairs: Sequence[tuple[Vector, Vector]]) -> list[float]:
         """Inner products of several pairs, with one reduction and one host synchronisation for all.
 
-        Vectors are joined block by block and multiplied as the rows of one matrix, F F^T in float64, where products of
-        float32 numbers are exact: an adapter has hundreds of small tensors, and a kernel for each of them would take
-        longer than the arithmetic.
+        Vectors are multiplied block by block as the rows of one matrix, F F^T in float64, where products of float32
+        numbers are exact: a kernel for each of an adapter's hundreds of small tensors would take longer.
         """
         vectors = list({id(v): v for pair in pairs for v in pair}.values())
         place = {id(v): i for i, v in enumerate(vectors)}
+        found = self._over_blocks(vectors, lambda rows: _gram(rows.double()), len(vectors), len(vectors)).tolist()
+        return [float(found[place[id(a)]][place[id(b)]]) for a, b in pairs]
+
+    def means(self, vectors: Sequence[Vector]) -> list[float]:
+        """The mean number of each vector, with one reduction and one host synchronisation for all."""
+        total = self._over_blocks(
+            vectors, lambda rows: rows.sum(1, dtype=torch.float64), len(vectors)
+        )  # a float64 copy
+        count = sum(p.numel() for p in self.params)
+        return [float(found) / count for found in total.tolist()]
+
+    def _over_blocks(self, vectors: Sequence[Vector], of: Callable[[Tensor], Tensor], *shape: int) -> Tensor:
+        """The sum, over all blocks and ranks, of a function of the vectors' numbers in a block, one row a vector."""
         device = vectors[0][0].device
-        gram = torch.zeros(len(vectors), len(vectors), dtype=torch.float64, device=device)
+        total = torch.zeros(*shape, dtype=torch.float64, device=device)
         for block in _stretches(vectors[0], BLOCK):
             for rows in zip(*(torch.split(_joined(v[block]), BLOCK) for v in vectors), strict=True):
-                gram += _gram(torch.stack(rows).double()).to(device)
+                total += of(torch.stack(rows)).to(device)
         if self.sharded:
-            dist.all_reduce(gram)
-        found = gram.tolist()
-        return [float(found[place[id(a)]][place[id(b)]]) for a, b in pairs]
+            dist.all_reduce(total)
+        return total
 
     def nonfinite(self, vector: Vector) -> Tensor:
         """1 where some number of some rank is not finite, else 0; on the device, without waiting for it."""
@@ -240,18 +246,6 @@ class ParameterSpace:
         if len(set(numbers)) == 1:
             return numbers[0]
         return self._join([torch.full_like(w, number) for w, number in zip(self._weights, numbers, strict=True)])
-
-    def means(self, vectors: Sequence[Vector]) -> list[float]:
-        """The mean number of each vector, with one reduction and one host synchronisation for all."""
-        device = vectors[0][0].device
-        total = torch.zeros(len(vectors), dtype=torch.float64, device=device)
-        for block in _stretches(vectors[0], BLOCK):
-            for rows in zip(*(torch.split(_joined(v[block]), BLOCK) for v in vectors), strict=True):
-                total += torch.stack(rows).sum(1, dtype=torch.float64).to(device)  # makes a float64 copy
-        if self.sharded:
-            dist.all_reduce(total)
-        count = sum(p.numel() for p in self.params)
-        return [float(found) / count for found in total.tolist()]
 
     def full(self, vector: Vector) -> Vector:
         """The vector with every shard gathered, on the CPU: what a checkpoint stores. A collective call."""

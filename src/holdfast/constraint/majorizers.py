@@ -1,9 +1,8 @@
 """Majorizers: functions phi >= 1{z > 0} that stand in for "this example got worse by more than tau".
 
 With z_i = D_i - tau, mean_i phi(z_i) <= alpha implies that at most a fraction alpha of the z_i is positive.
-One majorizer is one function `phi(z, beta)`; all are non-negative, non-decreasing, and equal 1 at z = 0.
-The decorator also takes the one fact that cannot be read off the function: how sharp it must be for the
-unchanged model (every D_i = 0) to satisfy the constraint.
+One majorizer is one function `phi(z, beta)`; all are non-negative, non-decreasing, and equal 1 at z = 0. The decorator
+also takes how sharp it must be for the unchanged model (every D_i = 0) to satisfy the constraint.
 """
 
 import math
@@ -21,20 +20,13 @@ Phi = Callable[[Tensor, float], Tensor]
 
 @dataclass(frozen=True)
 class Majorizer:
-    """A named majorizer and its feasible-start rule.
-
-    Attributes:
-        name: the name users choose it by.
-        phi: the function, `phi(z, beta)`, elementwise and differentiable.
-        start: level -> the smallest s = beta * tau with phi(-tau) <= level, for a level in (0, 1).
-    """
+    """A majorizer, by the name that users choose it by, and its feasible-start rule."""
 
     name: str
-    phi: Phi
-    start: Callable[[float], float]
+    phi: Phi  # elementwise and differentiable
+    start: Callable[[float], float]  # level in (0, 1) -> the smallest s = beta * tau with phi(-tau) <= level
 
     def __call__(self, z: Tensor, beta: float) -> Tensor:
-        """Returns phi(z) at sharpness `beta`, elementwise."""
         return self.phi(z, beta)
 
     def smallest_beta(self, tau: float, level: float) -> float:
@@ -56,9 +48,9 @@ def majorizer(name: str, *, start: Callable[[float], float]) -> Callable[[Phi], 
 
 @majorizer("ramp", start=lambda level: 1 - level)
 def ramp(z: Tensor, beta: float) -> Tensor:
-    """(1 + beta z)_+, the tightest convex majorizer of a given slope; derivative 0 at the kink z = -1/beta.
+    """(1 + beta z)_+, the tightest convex majorizer of a given slope.
 
-    With beta tau = 1 every example of the unchanged model sits on the kink, so the derivative there decides
+    With beta tau = 1 every example of the unchanged model sits on the kink z = -1/beta, so the derivative there decides
     the first step: relu gives 0, clamp would give 1.
     """
     return torch.relu(1 + beta * z)
@@ -113,8 +105,7 @@ def entropic(z: Tensor, beta: float) -> Tensor:
 @majorizer("softplus", start=lambda level: -math.log(math.expm1(level * math.log(2))))
 def softplus(z: Tensor, beta: float) -> Tensor:
     """log2(1 + exp(beta z)), a smooth ramp."""
-    # Above the threshold torch returns its argument; at 40 both branches agree in float64, so the function
-    # stays non-decreasing (the default of 20 has a downward jump of 2e-9).
+    # Above the threshold torch returns its argument; at 40 both branches agree in float64, at the default of 20 not.
     return functional.softplus(beta * z, threshold=40.0) / math.log(2)
 
 

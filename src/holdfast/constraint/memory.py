@@ -2,65 +2,86 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from holdfast.constraint.anchor import Anchor, Limit
-from holdfast.constraint.dual_term import DualTerm
 from holdfast.constraint.event import Event
 from holdfast.constraint.gradients import ParameterSpace, Vector
+from holdfast.constraint.problem import FilterProblem
 from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError, NumericalError
 
 NORM_DECAY = 0.9  # average of norm(s_nom), so that one tiny nominal step does not close the trust region
 SAFETY_BETA2 = 0.999  # second moment of the constraint's gradient, as Adam's default
 NONFINITE_LIMIT, NONFINITE_WINDOW = 3, 100
 RESTORATION_LIMIT, RESTORATION_FALL = 50, 0.9
+LARGEST = 10.0  # of a dual term: the task's gradient keeps a tenth
+NUMBERS = ("steps", "moment_steps", "nominal_norm", "relief", "nonfinite_steps", "restoring", "restoring_from")
 
 
-def _zeros(like: Sequence[Tensor]) -> Vector:
-    return [torch.zeros_like(x) for x in like]
+@dataclass
+class DualTerm:
+    """A dual term in the optimizer's own gradient, so that the filter on top of it has less to correct.
+
+    The optimizer's gradient becomes
+
+        grad f + sum_k r_k (norm(grad f) / norm(h_k)) h_k,      r_k >= 0,
+
+    in which neither the scale of g nor that of the loss matters. r_k follows the sign and size of what the step before
+    wanted of the correction, its nominal step s against the barrier `h_k . s <= -gamma v_k`:
+
+        r_k <- clip(r_k + dual (h_k . s + gamma v_k) / (|h_k . s| + gamma |v_k|), 0, LARGEST).
+
+    At rest the nominal step meets the barrier by itself, or r_k = 0 and there is room. A slack constraint adds nothing.
+    """
+
+    ratios: list[float] = field(default_factory=list)
+
+    def add(self, space: ParameterSpace, gradients: Sequence[Vector], norms: Sequence[float]) -> None:
+        """Add the term to `.grad`, of the joined h_k on this step's batch and their squared norms."""
+        if not any(self.ratios):  # a gradient of zeros would still move parameters that have none
+            return
+        task = space.task_gradient()
+        norm = math.sqrt(space.dots([(task, task)])[0])
+        weights = [r * norm / math.sqrt(h) if h > 0.0 else 0.0 for r, h in zip(self.ratios, norms, strict=True)]
+        space.add_to_gradient([space.split(h) for h in gradients], weights)
+
+    def follow(self, problem: FilterProblem, dual: float) -> None:
+        """Move every r_k by what the nominal step lacks, as a share of its own terms."""
+        wanted = problem.inner + problem.target
+        size = np.abs(problem.inner) + np.abs(problem.target)
+        moves = np.divide(wanted, size, out=np.zeros_like(size), where=size > 0.0)
+        before = self.ratios or [0.0] * len(moves)
+        moved = [old + dual * float(move) for old, move in zip(before, moves, strict=True)]
+        self.ratios = [min(max(ratio, 0.0), LARGEST) for ratio in moved]
 
 
 @dataclass
 class FilterMemory:
-    """Averages of the constraint's gradients, and counts of what must not go on for long. Vectors are joined.
+    """Averages of the constraint's gradients, and counts of what must not go on for long. Vectors are joined."""
 
-    Attributes:
-        steps: filtered steps, discarded ones not counted.
-        averages: exponential averages of each constraint's gradient, not debiased.
-        safety_moment: exponential average of `max_k h_k^2`, or of `max_k h_k^2 / norm(h_k)^2`, not debiased.
-        moment_steps: steps in it.
-        nominal_norm: average of norm(s_nom).
-        anchor: theta_0 and the distance from it, where steps are pulled back.
-        relief: what corrections have taken from each constraint since it was measured, to first order.
-        nonfinite_steps: when recent steps were discarded.
-        restoring, restoring_from: restoration steps in a row, and the value they began at.
-    """
-
-    steps: int = 0
-    averages: list[Vector] = field(default_factory=list)
-    safety_moment: Vector | None = None
-    moment_steps: int = 0
+    steps: int = 0  # filtered steps, discarded ones not counted
+    averages: list[Vector] = field(default_factory=list)  # of each constraint's gradient, exponential, not debiased
+    safety_moment: Vector | None = None  # average of max_k h_k^2 (adam_unit: of unit gradients), not debiased
+    moment_steps: int = 0  # in it
     dual_term: DualTerm = field(default_factory=DualTerm)
-    nominal_norm: float = 0.0
-    anchor: Anchor | None = None
-    relief: list[float] = field(default_factory=list)
-    nonfinite_steps: list[int] = field(default_factory=list)
-    restoring: int = 0
-    restoring_from: float = 0.0
+    nominal_norm: float = 0.0  # average of norm(s_nom)
+    anchor: Anchor | None = None  # theta_0 and the distance from it, where steps are pulled back
+    relief: list[float] = field(default_factory=list)  # what corrections have taken since constraints were measured
+    nonfinite_steps: list[int] = field(default_factory=list)  # when recent steps were discarded
+    restoring: int = 0  # restoration steps in a row
+    restoring_from: float = 0.0  # the value they began at
 
     def fold_moment(self, gradients: Sequence[Vector], norms: Sequence[float], metric: str) -> None:
-        """Count a step, and update the second moment that the metric needs with its raw gradients.
+        """Count a step, and update the second moment that the metric needs with its gradients, of these squared norms.
 
         `adam`: `max_k h_k^2`. `adam_unit`: `max_k h_k^2 / norm(h_k)^2`, whatever the constraints' scales; a zero
         gradient has no direction and is left out.
-
-        Args:
-            norms: squared norms of the gradients.
         """
         self.steps += 1
         self.relief = [0.0] * len(gradients)
@@ -75,10 +96,8 @@ class FilterMemory:
                 torch._foreach_div_(own, norm)
             if square:
                 torch._foreach_maximum_(square, own)
-            else:
-                square = own
-        if self.safety_moment is None:
-            self.safety_moment = _zeros(square)
+            square = square or own
+        self.safety_moment = self.safety_moment or [torch.zeros_like(x) for x in square]
         self.moment_steps += 1
         torch._foreach_lerp_(self.safety_moment, square, 1.0 - SAFETY_BETA2)
 
@@ -91,7 +110,7 @@ class FilterMemory:
     def fold_gradients(self, gradients: Sequence[Vector], decay: float) -> list[Vector]:
         """Update the averages and return them as `gradients` does: the first is the batch's own gradient."""
         if not self.averages:
-            self.averages = [_zeros(gradient) for gradient in gradients]
+            self.averages = [[torch.zeros_like(x) for x in gradient] for gradient in gradients]
         if len(self.averages) != len(gradients):
             raise ConfigError(
                 f"{len(gradients)} constraints given, {len(self.averages)} before",
@@ -110,36 +129,23 @@ class FilterMemory:
             divisor = self.anchor.mean_distance / self.anchor.distance
         return [list(torch._foreach_div(average, divisor)) for average in self.averages]
 
-    def gradients_again(self, decay: float) -> list[Vector]:
-        """Count a step that measures nothing, and return the gradients that it goes by."""
-        self.steps += 1
-        return self.gradients(decay)
-
     def relieve(self, taken: Sequence[float]) -> None:
         """Count what a corrected step has taken."""
         before = self.relief or [0.0] * len(taken)
         self.relief = [old + new for old, new in zip(before, taken, strict=True)]
 
     def relieved(self, estimates: Sequence[float]) -> list[float]:
-        """Predictions from the distance alone, less what corrections have taken since the constraints were measured.
-
-        Otherwise each of the steps in between would undo the same violation once more.
-        """
+        """Predictions from the distance alone, less what corrections have taken since: it would be undone once more."""
         relief = self.relief or [0.0] * len(estimates)  # not in checkpoints of earlier versions
         return [estimate - taken for estimate, taken in zip(estimates, relief, strict=True)]
 
     def fold_norm(self, norm: float) -> None:
         """Update the average length of the optimizer's own steps."""
-        self.nominal_norm = (
-            norm if self.nominal_norm == 0.0 else NORM_DECAY * self.nominal_norm + (1.0 - NORM_DECAY) * norm
-        )
+        before = self.nominal_norm
+        self.nominal_norm = norm if before == 0.0 else NORM_DECAY * before + (1.0 - NORM_DECAY) * norm
 
     def count_nonfinite(self, what: str) -> None:
-        """Count a discarded step, and stop when there are too many.
-
-        Args:
-            what: was not finite, in words.
-        """
+        """Count a discarded step, for what was not finite in words, and stop when there are too many."""
         recent = [*self.nonfinite_steps, self.steps]
         self.nonfinite_steps = [step for step in recent if step > self.steps - NONFINITE_WINDOW]
         if self.anchor is not None:
@@ -154,10 +160,9 @@ class FilterMemory:
     def watch_restoration(
         self, name: Event, values: Sequence[float], limits: Sequence[Limit] = (), at_distance: Sequence[float] = ()
     ) -> None:
-        """Stop when a constraint stays violated and restoring it makes no headway.
+        """Stop when a constraint stays violated (above its ceiling, where it has one) and restoring makes no headway.
 
-        Up to its ceiling, where it has one, a constraint uses its reserve and is not violated. In a step that measures
-        nothing, `at_distance` counts: what corrections are predicted to have taken is no headway yet.
+        In a step that measures nothing `at_distance` counts: what corrections should have taken is no headway yet.
         """
         known = at_distance or values
         value, restores = max(known), name in (Event.RESTORATION, Event.INFEASIBLE)
@@ -181,39 +186,26 @@ class FilterMemory:
     def state_dict(self, space: ParameterSpace) -> dict[str, Any]:
         """Plain numbers and whole tensors (a collective call for sharded parameters)."""
         return {
-            "steps": self.steps,
+            **{name: getattr(self, name) for name in NUMBERS},
             "averages": [space.full(space.split(average)) for average in self.averages],
             "safety_moment": None if self.safety_moment is None else space.full(space.split(self.safety_moment)),
-            "moment_steps": self.moment_steps,
             "dual_ratios": list(self.dual_term.ratios),
-            "nominal_norm": self.nominal_norm,
             "anchor": None if self.anchor is None else self.anchor.state_dict(space),
-            "relief": list(self.relief),
-            "nonfinite_steps": list(self.nonfinite_steps),
-            "restoring": self.restoring,
-            "restoring_from": self.restoring_from,
         }
 
     @classmethod
     def from_state(cls, state: dict[str, Any], space: ParameterSpace, *, anchored: bool) -> FilterMemory:
         """The inverse of `state_dict`; refuses one with an anchor where none is wanted, and one without where it is."""
-        moment = state["safety_moment"]
-        anchor = state.get("anchor")  # not in checkpoints of earlier versions
+        moment, anchor = state["safety_moment"], state.get("anchor")  # which earlier versions lack
         if anchored != (anchor is not None):
             raise CheckpointError(
                 f"the filter's stored state is of anchor {not anchored}, this filter has anchor {anchored}",
                 remedy=f"make the filter with anchor={not anchored}, or begin a new training",
             )
         return cls(
-            steps=int(state["steps"]),
+            **{"moment_steps": state["steps"]} | {name: state[name] for name in NUMBERS if name in state},
             averages=[space.join(space.scatter(average)) for average in state["averages"]],
             safety_moment=None if moment is None else space.join(space.scatter(moment)),
-            moment_steps=int(state.get("moment_steps", state["steps"])),
-            dual_term=DualTerm([float(ratio) for ratio in state.get("dual_ratios", [])]),
-            nominal_norm=float(state["nominal_norm"]),
+            dual_term=DualTerm(list(state.get("dual_ratios", []))),
             anchor=None if anchor is None else Anchor.from_state(anchor, space),
-            relief=[float(taken) for taken in state.get("relief", [])],
-            nonfinite_steps=[int(step) for step in state["nonfinite_steps"]],
-            restoring=int(state["restoring"]),
-            restoring_from=float(state["restoring_from"]),
         )

@@ -10,7 +10,7 @@ The corrected step minimises `1/2 (s - s_nom)^T M^-1 (s - s_nom)`. Three choices
   then depends neither on the scale of g nor on how often a constraint is given.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,17 +18,15 @@ from torch import Tensor
 from holdfast.constraint.gradients import ParameterSpace, Vector, shard
 from holdfast.core.errors import ConfigError
 
-Metric = Literal["auto", "identity", "adam", "adam_unit"]
 METRICS = ("auto", "identity", "adam", "adam_unit")
 SECOND_MOMENT = "exp_avg_sq"
 RELATIVE_FLOOR = 1e-3  # of the mean denominator: keeps coordinates that neither gradient visits from dominating
 
 
 def has_second_moments(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer keeps Adam's elementwise second moment in full precision.
+    """Whether the optimizer keeps Adam's elementwise second moment in full precision: by its state where there is one.
 
-    Decided before the first step from the group's `betas` and, once state exists, from the state itself: Lion has
-    betas but no second moment, and 8-bit optimizers store it quantised under another name.
+    Lion has betas but no second moment, and 8-bit optimizers store it quantised under another name.
     """
     states = [s for s in optimizer.state.values() if isinstance(s, dict) and s]
     if states:
@@ -62,10 +60,7 @@ def _steps(states: list[dict[str, Any]]) -> list[float]:
 
 
 def _second_moments(space: ParameterSpace, optimizer: torch.optim.Optimizer) -> Vector:
-    """Adam's debiased second moments of the task gradient, joined; zero for a parameter that it never stepped.
-
-    Such a parameter has a safety gradient but no task gradient, and so no optimizer state.
-    """
+    """Adam's debiased second moments of the task gradient, joined; zero where it has none, and so no state."""
     beta2 = {id(p): float(group["betas"][1]) for group in optimizer.param_groups for p in group["params"]}
     states = [optimizer.state.get(p, {}) for p in space.params]
     moments = [
@@ -80,23 +75,12 @@ def _second_moments(space: ParameterSpace, optimizer: torch.optim.Optimizer) -> 
     return joined
 
 
-def diagonal_of(
-    metric: str, space: ParameterSpace, optimizer: torch.optim.Optimizer, safety_moment: Vector | None
-) -> Vector | None:
-    """The diagonal of M; None for the identity, which also holds while no constraint has had a gradient."""
-    if metric == "identity" or safety_moment is None:
-        return None
-    return adam_diagonal(space, optimizer, safety_moment, unit=metric == "adam_unit")
-
-
 def adam_diagonal(
     space: ParameterSpace, optimizer: torch.optim.Optimizer, safety_moment: Vector, *, unit: bool = False
 ) -> Vector:
     """The diagonal of M for Adam's metrics, joined, up to a common factor (the filter does not depend on it).
 
-    Args:
-        safety_moment: debiased second moment of the constraint's gradient.
-        unit: whether that is of unit gradients, to be scaled to the task's.
+    The debiased `safety_moment` is the constraint's; of `unit` gradients it is scaled to the task's.
     """
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     top = max(float(group["lr"]) for group in optimizer.param_groups)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from holdfast.constraint.barrier import barrier_multipliers
 from holdfast.constraint.gradients import ParameterSpace, Vector
@@ -16,23 +15,15 @@ from holdfast.constraint.gradients import ParameterSpace, Vector
 
 @dataclass(frozen=True)
 class FilterProblem:
-    """The scalars of one filtering problem: all the mathematics happens on these.
+    """The scalars of one filtering problem: all the mathematics happens on these."""
 
-    Attributes:
-        inner: `h_k . s_nom`.
-        gram: `h_k . M h_l`.
-        spread: `M h_k . M h_l`, so that `norm(correction)^2 = mu^T spread mu`.
-        target: `rate * v_k`.
-        distance: `norm(theta - theta_0)`, where it was asked for.
-    """
-
-    inner: np.ndarray
-    gram: np.ndarray
-    spread: np.ndarray
-    target: np.ndarray
+    inner: np.ndarray  # h_k . s_nom
+    gram: np.ndarray  # h_k . M h_l
+    spread: np.ndarray  # M h_k . M h_l, so that norm(correction)^2 = mu^T spread mu
+    target: np.ndarray  # rate * v_k
     nominal_norm: float
     first_norm: float
-    distance: float | None = None
+    distance: float | None = None  # norm(theta - theta_0), where it was asked for
 
     @property
     def finite(self) -> bool:
@@ -53,9 +44,8 @@ class FilterProblem:
         return math.sqrt(max(float(mu @ self.spread @ mu), np.finfo(float).tiny))
 
     def correction_ratio(self, mu: np.ndarray) -> float | None:
-        if self.nominal_norm == 0.0:
-            return None
-        return self.correction_norm(mu) / self.nominal_norm if mu.any() else 0.0
+        size = self.correction_norm(mu) if mu.any() else 0.0
+        return size / self.nominal_norm if self.nominal_norm else None
 
     @property
     def cosine(self) -> float | None:
@@ -68,23 +58,13 @@ class FilterProblem:
 
 
 def measure(
-    space: ParameterSpace,
-    gradients: Sequence[Vector],
-    values: Sequence[float],
-    nominal: Vector,
-    *,
-    rate: float,
-    metric: Callable[[], Vector | None] = lambda: None,
-    away: Vector | None = None,
-) -> tuple[FilterProblem, Sequence[Vector]]:
-    """The problem's inner products, and the directions `M h_k` of a correction.
+    space: ParameterSpace, gradients: Sequence[Vector], values: Sequence[float], nominal: Vector, *, rate: float,
+    metric: Callable[[], Vector | None] = lambda: None, away: Vector | None = None,
+) -> tuple[FilterProblem, Sequence[Vector]]:  # fmt: skip
+    """The problem's inner products, and the directions `M h_k` of a correction; `away` is `theta - theta_0`.
 
     Where no constraint asks for a correction, `h_k . s_nom + rate v_k <= 0`, mu is zero whatever M is: nothing with M
-    is computed then, which is most of the work.
-
-    Args:
-        metric: gives the diagonal of M; None is the identity.
-        away: `theta - theta_0`, for its norm.
+    is computed then, which is most of the work. `metric` gives its diagonal, None for the identity.
     """
     count, far = len(gradients), [] if away is None else [(away, away)]
     pairs = [*((h, nominal) for h in gradients), (nominal, nominal), (gradients[0], gradients[0]), *far]
@@ -100,10 +80,3 @@ def measure(
     pairs += [(one, other) for one in directions for other in directions]
     gram, spread = np.asarray(space.dots(pairs)).reshape(2, count, count)
     return replace(problem, gram=gram, spread=spread), directions
-
-
-def lost_in_step(lost: Tensor | None, problem: FilterProblem) -> str:
-    """What was not finite, in words; empty where all was. `lost` is 1 where the task's gradient was not."""
-    if lost is not None and lost.item():  # no wait: the problem's numbers came after it
-        return "task gradient"
-    return "" if problem.finite else "correction"

@@ -29,12 +29,12 @@ from torch import Tensor
 
 from holdfast.constraint.event import Event
 from holdfast.constraint.filter import SafetyFilter
-from holdfast.constraint.filter_settings import FilterOptions
+from holdfast.constraint.filter_input import FilterOptions
 from holdfast.defaults import LATER_OPTIONS
 from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
 from holdfast.training.safety import SafetySet
+from holdfast.training.side_pass import Term
 from holdfast.training.steering import Steering, looks_first, one_row
-from holdfast.training.step import Term
 from holdfast.training.support import require_float32
 
 
@@ -149,6 +149,6 @@ class Holdfast(FilteredDefense):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(FilterOptions):
-        """Settings of the filter and of the estimator (`constraint.filter_settings`)."""
+        """Settings of the filter and of the estimator (`constraint.filter_input`)."""
 
     config: Config

@@ -39,32 +39,20 @@ GradientOf = Callable[[Tensor], Tensor]
 class Body:
     """A model's layers, with one gradient of the adapter for every group of rows.
 
-    Args:
-        adapter: the model's LoRA layers.
-        mixers: its token mixers other than attention.
-        precision: the autocast context of training.
+    `mixers` are its token mixers other than attention, `precision` the autocast context of training.
     """
 
     def __init__(
-        self,
-        model: Any,
-        adapter: GroupedAdapter,
-        mixers: Sequence[nn.Module],
-        *,
-        device: torch.device,
+        self, model: Any, adapter: GroupedAdapter, mixers: Sequence[nn.Module], *, device: torch.device,
         precision: Callable[[], AbstractContextManager[Any]],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, self.adapter, self.device, self.precision = model, adapter, device, precision
         self._mixers = list(mixers)
         self._config = causal_lm(model).config.get_text_config()
         self._adapter_layers = adapter_layers(model)
         self.modules = list(model.modules())
-        self._checkpointed = [m for m in self.modules if getattr(m, "gradient_checkpointing", False)]
-
-    @property
-    def checkpointed(self) -> bool:
-        """Whether layers are run again in the backward."""
-        return bool(self._checkpointed)
+        self.checkpointed = [m for m in self.modules if getattr(m, "gradient_checkpointing", False)]
+        self.width = int(self._config.hidden_size)
 
     @property
     def training(self) -> bool:
@@ -78,10 +66,6 @@ class Body:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         like = torch.empty(0, 1, width, device=self.device, dtype=self.dtype)
         return bool(self._mixers) or not has_varlen(like)
-
-    @property
-    def width(self) -> int:
-        return int(self._config.hidden_size)
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -128,7 +112,7 @@ class Body:
         """
         function = partial(checkpoint, use_reentrant=False, preserve_rng_state=self.adapter.dropout > 0)
         name = "_gradient_checkpointing_func"
-        before = [(module, vars(module)[name]) for module in self._checkpointed if vars(module).get(name) is not None]
+        before = [(module, vars(module)[name]) for module in self.checkpointed if vars(module).get(name) is not None]
         try:
             for module, _ in before:
                 setattr(module, name, function)
@@ -162,15 +146,9 @@ class EagerPasses:
 
 
 def row_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
+    scaling: float | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """An attention of transformers over packed rows: (1, heads, tokens, width) to (1, tokens, heads, width)."""
     rows = CURRENT.rows
     for name in ("softcap", "s_aux", "position_bias"):
@@ -241,10 +219,9 @@ def flat(segments: Sequence[Tensor], rows: Layout) -> Tensor:
 
 @contextmanager
 def mixing_rows(config: Any, mixers: Sequence[nn.Module]) -> Iterator[None]:
-    """A context in which a model's attention keeps to the rows of `CURRENT`, and so do its other mixers.
+    """A context in which a model's attention (named in its text config) and other mixers keep to the rows of `CURRENT`.
 
-    It must enclose the backward too: gradient checkpointing runs the layers again there. `config`, the text model's,
-    names its attention; `mixers` are the token mixers that are not attention.
+    It must enclose the backward too: gradient checkpointing runs the layers again there.
     """
     from transformers import AttentionInterface
 

@@ -10,13 +10,12 @@ in chunks of `CHUNK` tokens, inside which c_t is the sum of the decays so far an
     V = U - W S                  o = (e^c q) S + P V   S <- e^(c_last) S + (e^(c_last - c) k)^T V
 
 transformers computes the same where flash-linear-attention is not installed, and autograd then keeps what each of its
-operations needs and passes over it once more for each. Here the backward is written out: little more than half of the
-memory and of the traffic (docs/log.md), and products in place of a triangular solver.
+operations needs. Here the backward is written out: little more than half of the memory and of the traffic
+(docs/log.md), and products in place of a triangular solver.
 
-`computed_here` puts it in the place of theirs. Their modules call a function of their own file by its name. Where a GPU
-kernel for the rule is installed, that function leads to the kernel and is left alone. So is a call with states before
-or after, boundaries of packed rows, another chunk size, or keys and queries that are normalised already; further
-arguments mean nothing to the rule, there as here.
+`computed_here` puts it in the place of theirs, which their modules call by its name. Where a GPU kernel for the rule is
+installed it is left alone, and so is a call with states before or after, boundaries of packed rows, another chunk size,
+or keys and queries that are normalised already; further arguments mean nothing to the rule.
 """
 
 import sys
@@ -33,17 +32,14 @@ from torch.autograd.function import once_differentiable
 
 CHUNK = 64
 RULE = "torch_chunk_gated_delta_rule"  # what transformers calls it
-BOUNDARIES = ("cu_seqlens", "seq_idx")  # of packed rows; whatever else a model hands down means nothing to the rule
+BOUNDARIES = ("cu_seqlens", "seq_idx")  # of packed rows
 EPSILON = 1e-6  # under the root of the norms, as in transformers
 
 
 def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-    """Outputs (rows, tokens, heads, value width), of the query's dtype.
+    """Outputs of the query's dtype, as `value` (rows, tokens, heads, value width); `g` and `beta` without the last.
 
-    Args:
-        query, key: (rows, tokens, heads, width), not normalised.
-        value: (rows, tokens, heads, value width).
-        g, beta: (rows, tokens, heads).
+    `query` and `key` (rows, tokens, heads, width) are not normalised.
     """
     return _Rule.apply(query, key, value, g, beta)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -105,25 +101,18 @@ class _Chunks:
     """What the rule needs of all chunks: tensors (chunks, rows x heads, `CHUNK`, ...), float32.
 
     Keys and queries stay as they came: whatever scales their rows, the norms among it, is applied to the smaller
-    matrices between tokens where there is one.
-
-    Attributes:
-        q, k, v: as given.
-        beta: rates; this and all below have one number a token.
-        norm_q, norm_k: what makes a query's norm d^(-1/2) and a key's one.
-        grown: e^c, and `left` e^(c_last - c).
-        ratio: G.
+    matrices between tokens where there is one. From `beta` to `left` there is one number a token.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
-    beta: Tensor
-    norm_q: Tensor
-    norm_k: Tensor
-    grown: Tensor
-    left: Tensor
-    ratio: Tensor
+    beta: Tensor  # rates
+    norm_q: Tensor  # what makes a query's norm d^(-1/2)
+    norm_k: Tensor  # and a key's one
+    grown: Tensor  # e^c
+    left: Tensor  # e^(c_last - c)
+    ratio: Tensor  # G
 
     @classmethod
     def of(cls, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Self:

@@ -55,10 +55,7 @@ class Found:
 class JointPass:
     """One pass over the rows of the task and of all constraints.
 
-    Args:
-        passes: how the layers are run: kernel by kernel, or recorded.
-        kept: the reference's states of all rows of sets whose unit is a KL; None passes over them at every step,
-            adapter off.
+    `kept` are the reference's states of all rows of sets whose unit is a KL; None passes over them, adapter off.
     """
 
     def __init__(self, passes: EagerPasses, kept: ReferenceStates | None = None) -> None:
@@ -66,14 +63,9 @@ class JointPass:
         self.model, self.device = passes.body.model, passes.body.device
 
     def run(
-        self,
-        task: Sequence[Row],
-        scale: Tensor,
-        terms: Mapping[str, Term],
-        *,
-        skip: bool = False,
+        self, task: Sequence[Row], scale: Tensor, terms: Mapping[str, Term], *, skip: bool = False,
         by_rows: bool = False,
-    ) -> Found:
+    ) -> Found:  # fmt: skip  # fmt: skip
         """Degradations, loss and gradients.
 
         The sum of the task's token losses is multiplied by `scale`; with `by_rows`, the sum of its rows' mean losses.
@@ -195,12 +187,9 @@ class JointPass:
         return found
 
     def _active(
-        self,
-        terms: Mapping[str, Term],
-        references: Mapping[str, Tensor | None],
-        known: Mapping[str, Tensor],
+        self, terms: Mapping[str, Term], references: Mapping[str, Tensor | None], known: Mapping[str, Tensor],
         places: Mapping[str, Scored],
-    ) -> tuple[dict[str, Term], dict[str, Tensor | None]]:
+    ) -> tuple[dict[str, Term], dict[str, Tensor | None]]:  # fmt: skip
         """The terms with only those rows whose weight has a slope."""
         kept: dict[str, Term] = {}
         states: dict[str, Tensor | None] = {}

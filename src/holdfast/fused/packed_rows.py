@@ -147,16 +147,11 @@ def lay_out(groups: Groups, fill: Sizes | None = None) -> Layout:
         membership[start : start + len(row), group] = 1.0
     padded_membership = np.zeros((len(spread), len(groups)), np.float32)
     padded_membership[gather[:real]] = membership[:real]
-    return Layout(
-        input_ids=torch.from_numpy(ids)[None],
-        position_ids=torch.from_numpy(positions)[None],
-        boundaries=torch.from_numpy(starts.astype(np.int32)),
-        spread=torch.from_numpy(spread),
-        gather=torch.from_numpy(gather),
-        membership=torch.from_numpy(membership),
-        padded_membership=torch.from_numpy(padded_membership),
-        sizes=size,
-    )
+    arrays = {
+        "input_ids": ids[None], "position_ids": positions[None], "boundaries": starts.astype(np.int32),
+        "spread": spread, "gather": gather, "membership": membership, "padded_membership": padded_membership,
+    }  # fmt: skip
+    return Layout(**{name: torch.from_numpy(array) for name, array in arrays.items()}, sizes=size)
 
 
 def _first_places(lengths: Any, size: Sizes) -> tuple[Any, Any]:
@@ -196,20 +191,17 @@ def scored(groups: Groups) -> list[Scored]:
     """The completion tokens of every group, at their places in the layout of all of them."""
     found, start = [], 0
     for group in groups:
-        at: list[Any] = []
-        targets: list[Any] = []
-        counts: list[int] = []
-        for ids, labels in group:
-            following = np.asarray(labels)[1:]
-            here = np.flatnonzero(following != IGNORE)
-            at.append(start + here)
-            targets.append(following[here])
-            counts.append(len(here))
-            start += len(ids)
+        begins = start + np.cumsum([0, *(len(ids) for ids, _ in group)])
+        following = [np.asarray(labels)[1:] for _, labels in group]
+        here = [np.flatnonzero(labels != IGNORE) for labels in following]
+        counts = [len(places) for places in here]
         width = max(counts, default=1) or 1
+        at = [begin + places for begin, places in zip(begins, here, strict=False)]
+        targets = [labels[places] for labels, places in zip(following, here, strict=True)]
         cells = [r * width + np.arange(count) for r, count in enumerate(counts)]
         where, tokens, cell = (
             torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *parts])) for parts in (at, targets, cells)
         )
         found.append(Scored(where, tokens, cell, torch.tensor(counts, dtype=torch.float64), width))
+        start = int(begins[-1])
     return found

@@ -82,10 +82,14 @@ def _of_model(model: Any, layers: Sequence[LoraLayer]) -> str | None:
     for name, module in inner.named_modules():
         if isinstance(module, _DropoutNd) and module.p > 0 and id(module) not in of_lora:
             return f"dropout inside the model ({name})"
-        own = [n for n, rate in vars(module).items() if "drop" in n and isinstance(rate, float) and rate > 0]
-        if own:
+        if own := own_dropout(module):
             return f"dropout inside the model ({name}.{own[0]})"
     return None
+
+
+def own_dropout(module: nn.Module) -> list[str]:
+    """Rates of dropout that a module applies without a module: attention in its kernel, OPT's kin in a layer."""
+    return [name for name, rate in vars(module).items() if "drop" in name and isinstance(rate, float) and rate > 0]
 
 
 def other_mixers(model: Any) -> list[nn.Module] | str:

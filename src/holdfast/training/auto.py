@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 
 
-def is_auto(value: Any) -> bool:
-    """Whether the trainer is to build its safety sets."""
+def _is_auto(value: Any) -> bool:
+    """Whether the trainer is to build its safety sets; a data set may not be compared with text."""
     return isinstance(value, str) and value == AUTO
 
 
@@ -32,11 +32,11 @@ def screened(
 ) -> tuple[Any, Screening | None]:
     """The model, loaded where it had to be asked, and the screening; its conflicts are taken out of `train_dataset`.
 
-    `dataset` is `safety_dataset` as given: `auto`, a `Screening`, or pairs, with which nothing is done; `given` are the
-    trainer's other arguments; `create` loads a model as TRL would.
+    `dataset` is `safety_dataset` as given, `given` are the trainer's other arguments; `create` loads a model as TRL
+    would.
     """
     screening = dataset if isinstance(dataset, Screening) else None
-    if is_auto(dataset):
+    if _is_auto(dataset):
         model, given["processing_class"] = _loaded(model, args, given, create)
         screening = ask_theta_0(model, args, given)
     if screening is not None:
@@ -49,15 +49,12 @@ def _loaded(model: Any, args: Any, given: dict[str, Any], create: Callable[..., 
     from transformers import AutoTokenizer
 
     if isinstance(model, str):
-        options = dict(args.model_init_kwargs or {})
-        options.setdefault("trust_remote_code", getattr(args, "trust_remote_code", False))
+        options = {"trust_remote_code": getattr(args, "trust_remote_code", False), **(args.model_init_kwargs or {})}
         if (quantization := given.pop("quantization_config", None)) is not None:  # TRL takes it beside a name alone
             options.setdefault("quantization_config", quantization)
         model = create(model, **options)
     tokenizer = given.get("processing_class")
-    if tokenizer is None:
-        tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
-    return model, tokenizer
+    return model, AutoTokenizer.from_pretrained(model.config._name_or_path) if tokenizer is None else tokenizer
 
 
 def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
@@ -70,31 +67,24 @@ def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
     require_whole_model(
         args, "safety_dataset='auto'", "screen first on one device: safety_dataset=holdfast.screen(model, dataset)"
     )
-    _require_private(args)
-    tokenizer = given["processing_class"]
+    folder = Path(args.run_dir or args.output_dir) / FOLDER
+    if args.push_to_hub and folder.resolve().is_relative_to(Path(args.output_dir).resolve()):  # the Trainer pushes it
+        raise ConfigError(
+            f"push_to_hub with safety_dataset='auto': the hub would get the prompts and replies in {folder.resolve()}",
+            remedy="set run_dir to a folder outside output_dir",
+        )
     rows = task_examples(given["train_dataset"], replies="reward_funcs" not in given)
     settings = ScreeningSettings(seed=args.stream_seed)
     digest = model_fingerprint(model)
-    folder = Path(args.run_dir or args.output_dir) / FOLDER
 
     def make() -> Screening:
         if not getattr(model, "hf_device_map", None):
             model.to(args.device)
-        asker = asker_of(model, tokenizer, model_sha256=digest, told=_said)
+        asker = asker_of(model, given["processing_class"], model_sha256=digest, told=_said)
         return ask_and_screen(model, rows, asker, settings)
 
     # Whether this start resumes is known only later; a checkpoint is bound to the sets, and refuses others itself.
     return fixed_screening(folder, belongs_to(digest, rows, settings, "chat"), make, started=False)
-
-
-def _require_private(args: Any) -> None:
-    """Refuse to push the folder in which prompts and replies are kept: the Trainer pushes all of `output_dir`."""
-    pushed, kept = Path(args.output_dir).resolve(), Path(args.run_dir or args.output_dir).resolve()
-    if args.push_to_hub and kept.is_relative_to(pushed):
-        raise ConfigError(
-            f"push_to_hub with safety_dataset='auto': the hub would get the prompts and replies in {kept / FOLDER}",
-            remedy="set run_dir to a folder outside output_dir",
-        )
 
 
 def without_conflicts(dataset: Any, screening: Screening) -> Any:
@@ -105,9 +95,7 @@ def without_conflicts(dataset: Any, screening: Screening) -> Any:
             remedy="pass the data set that was screened as train_dataset: the trainer leaves the conflicts out",
         )
     dropped = screening.dropped
-    if not dropped:
-        return dataset
-    return dataset.select([number for number in range(len(dataset)) if number not in dropped])
+    return dataset.select([i for i in range(len(dataset)) if i not in dropped]) if dropped else dataset
 
 
 def constraints_of(screening: Screening | None, given: Any, defense: Defense) -> Any:
@@ -123,7 +111,7 @@ def constraints_of(screening: Screening | None, given: Any, defense: Defense) ->
 
 def where_needed(dataset: Any, defense: Defense, stage: str) -> Any:
     """The safety data as given; `auto` only where the defense needs a safety set."""
-    return None if is_auto(dataset) and "safety" not in defense.needed(stage) else dataset
+    return None if _is_auto(dataset) and "safety" not in defense.needed(stage) else dataset
 
 
 def watch_screened(trainer: Any) -> None:

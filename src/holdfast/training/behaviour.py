@@ -40,22 +40,13 @@ NEW_TOKENS = 32  # sort a reply; screening asked theta_0 for as many
 class BehaviourMonitor(TrainerCallback):
     """Asks the model in training, at the end and at every `every`; with `train.rollback` before each save too.
 
-    Args:
-        prompts: with what theta_0 did: refuse or answer.
-        limits: the shares that may be lost.
-        every: `end`, `epoch`, or a number of steps.
-        template: what becomes of plain prompts.
+    `every`: `end`, `epoch`, or a number of steps; `template`: what becomes of plain prompts.
     """
 
     def __init__(
-        self,
-        trainer: Any,
-        prompts: MonitorPrompts,
-        limits: Limits | None = None,
-        *,
-        every: Every = "end",
+        self, trainer: Any, prompts: MonitorPrompts, limits: Limits | None = None, *, every: Every = "end",
         template: Template = "chat",
-    ) -> None:
+    ) -> None:  # fmt: skip
         limits = limits or Limits()
         self.trainer, self.every, self._template = trainer, _checked(every), template
         sets = {
@@ -95,20 +86,16 @@ class BehaviourMonitor(TrainerCallback):
         return int(self.trainer.state.global_step) if self._held is None else self._held
 
     def measure(self, *, log: bool = True) -> dict[str, Kept]:
-        """The figures of the model as it is; measured, stored and told unless this step's are known.
-
-        `log` tells the trainer's log too; an evaluation logs its metrics itself.
-        """
+        """The figures of the model as it is; unless known they are measured and told, with `log` to the Trainer too."""
         if self.step not in self.known:
             self.known[self.step] = found = self.ask()
             self._tell(found, log=log)
         return self.known[self.step]
 
-    def measure_transformed(self) -> dict[str, Kept]:
-        """The figures of a model that was changed after its last step; such a row counts for no checkpoint."""
+    def measure_transformed(self) -> None:
+        """Measure a model that was changed after its last step; such a row counts for no checkpoint."""
         self.known[self.step] = found = self.ask()
         self._tell(found, log=True, transformed=True)
-        return found
 
     def ask(self) -> dict[str, Kept]:
         """Ask every prompt and count what was kept."""
@@ -122,21 +109,20 @@ class BehaviourMonitor(TrainerCallback):
 
     def _classes(self) -> dict[str, ReplyClass]:
         """The class of every reply, by the prompt's id; each process asks its share, of few prompts maybe none."""
-        share = self._asked[rank() :: world()]
+        trainer, share = self.trainer, self._asked[rank() :: world()]
         found: dict[str, ReplyClass] = {}
-        self._show(0, len(share))
-        model, tokenizer = self.trainer.model, self.trainer.processing_class
+
+        def show() -> None:
+            for listener in trainer.recorder.listeners if trainer.is_in_train else ():
+                listener({"step": int(trainer.state.global_step), "asked": len(found), "of": len(share)})
+
+        show()
         with self._undisturbed():
-            engine = open_engine(AUTO, model=model, tokenizer=tokenizer, template=self._template)
+            engine = open_engine(AUTO, model=trainer.model, tokenizer=trainer.processing_class, template=self._template)
             for batch in engine.generate(share, max_new_tokens=NEW_TOKENS) if share else ():
                 found |= {r.id: sort_reply(r.text, truncated=r.truncated).reply_class for r in batch}
-                self._show(len(found), len(share))
+                show()
         return {key: value for part in gather_objects(found) for key, value in part.items()}
-
-    def _show(self, done: int, of: int) -> None:
-        """Tell the listeners of a run how far the asking is."""
-        for listener in self.trainer.recorder.listeners if self.trainer.is_in_train else ():
-            listener({"step": int(self.trainer.state.global_step), "asked": done, "of": of})
 
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -169,20 +155,14 @@ class BehaviourMonitor(TrainerCallback):
             **({"of_step": self.step} if self.step != now else {}),
             **({"transformed": True} if transformed else {}),
         }
-        if rank() == 0:
-            trainer.recorder.log_file().append(row)
-        for listener in trainer.recorder.listeners:
-            listener(row)
-        if log:
-            self._log(metrics(found, "eval"))
-
-    def _log(self, values: dict[str, float]) -> None:
-        """As an evaluation logs, without touching what the step in progress has still to log."""
-        trainer = self.trainer
+        trainer.recorder.write(row)
+        if not log:
+            return
+        # As an evaluation logs, without touching what the step in progress has still to log.
         pending, mode = trainer.control.should_log, trainer.model.training
         trainer.model.training = False  # by which TRL tells evaluation from training
         try:
-            trainer.log(values)
+            trainer.log(metrics(found, "eval"))
         finally:
             trainer.model.training, trainer.control.should_log = mode, pending
 
@@ -195,13 +175,12 @@ class BehaviourMonitor(TrainerCallback):
         self._held, self.rolled_back = None, {}
         path = self.trainer.run_dir / "events.jsonl"
         rows = read(path) if rank() == 0 and path.exists() else []
-        self.known = gather_objects({step: one for row in rows for step, one in self._stored(row)})[0]
-
-    def _stored(self, row: Mapping[str, Any]) -> Iterator[tuple[int, dict[str, Kept]]]:
-        """The figures in a row of the event log, where they are of these prompts and limits."""
-        if row.get("prompts_sha256") == self._identity and not row.get("transformed"):
-            step = int(row.get("of_step", row["step"]))
-            yield step, {name: Kept.from_json(values) for name, values in row["behaviour"].items()}
+        own = (row for row in rows if row.get("prompts_sha256") == self._identity and not row.get("transformed"))
+        known = {
+            int(row.get("of_step", row["step"])): {name: Kept.from_json(one) for name, one in row["behaviour"].items()}
+            for row in own
+        }
+        self.known = gather_objects(known)[0]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """After every so many steps, after the last one, and before a save that a rollback may return to."""
@@ -248,22 +227,22 @@ class BehaviourMonitor(TrainerCallback):
         figures = {name: one.to_json() for name, one in self.measure().items()}
         return {"behaviour": figures, **self.rolled_back}
 
-    def protected(self) -> set[Path]:
+    def protected(self) -> list[Path]:
         """The checkpoint that a rollback would return to, which rotation must leave."""
-        return set([p for p in self.trainer.store.checkpoints() if self.passed(step_of(p))][-1:])
+        return [p for p in self.trainer.store.checkpoints() if self.passed(step_of(p))][-1:]
 
 
 def require_monitor(args: Any, monitor: BehaviourMonitor | None) -> None:
     """Refuse settings that read figures which nobody measures."""
     metric = str(args.metric_for_best_model)
-    asked = {"rollback": args.rollback, f"metric_for_best_model={metric!r}": is_behaviour_metric(metric)}
-    for what in (what for what, given in asked.items() if given and monitor is None):
+    read = is_behaviour_metric(metric)
+    if monitor is None and (args.rollback or read):
+        what = "rollback" if args.rollback else f"metric_for_best_model={metric!r}"
         raise ConfigError(
             f"{what} reads the behaviour monitor, and this run has none",
             remedy="use `safety: auto`; in Python call trainer.watch_behaviour(...) before train()",
         )
-    name = metric.removeprefix("eval_").removeprefix("behaviour_")
-    if is_behaviour_metric(metric) and name not in FIGURES:
+    if read and metric.removeprefix("eval_").removeprefix("behaviour_") not in FIGURES:
         raise ConfigError(
             f"metric_for_best_model is {metric!r}, which the behaviour monitor does not measure",
             remedy=f"use one of {', '.join(f'behaviour_{name}' for name in FIGURES)}",

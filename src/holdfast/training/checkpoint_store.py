@@ -16,6 +16,7 @@ the folder above. A process killed at any instant leaves the previous checkpoint
 One process at a time changes a root (`RunLock`); several ranks may write into the staged folder.
 """
 
+import itertools
 import json
 import os
 import re
@@ -48,7 +49,7 @@ class CheckpointStore:
         self.root = root.absolute()
 
     def staging(self, step: int) -> Path:
-        """Where the files of `step` are written before `commit`; for ranks that did not call `stage`."""
+        """Where the files of `step` are written before `commit`."""
         return self.root / f".tmp-checkpoint-{step}"
 
     def checkpoints(self) -> list[Path]:
@@ -67,13 +68,10 @@ class CheckpointStore:
 
     @contextmanager
     def disk_guard(self, step: int) -> Iterator[None]:
-        """Turn a failed write (disk full, file-size limit) into `ResourceError` and remove the staged files.
-
-        safetensors reports a full disk as its own error type, which is not an `OSError`.
-        """
+        """Turn a failed write (disk full, file-size limit) into `ResourceError` and remove the staged files."""
         try:
             yield
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own
             shutil.rmtree(self.staging(step), ignore_errors=True)
             raise ResourceError(
                 f"checkpoint {step} could not be written to {self.root}: {error}",
@@ -83,12 +81,16 @@ class CheckpointStore:
     def commit(self, step: int, *, fingerprint: Mapping[str, Any]) -> Path:
         """Seal the staged folder with a manifest, bind it to `fingerprint` (JSON) and give it its final name."""
         staged, final = self.staging(step), self.root / f"checkpoint-{step}"
-        self._require_inside(staged)
+        if staged.is_symlink() or not staged.resolve().is_relative_to(self.root.resolve()):
+            raise CheckpointError(
+                f"{staged} is a symbolic link or leads outside {self.root}",
+                remedy="remove the link; point output_dir at the real folder instead",
+            )
         plain = plain_fingerprint(fingerprint)
         with self.disk_guard(step):
             if not staged.is_dir():
                 raise CheckpointError(f"{staged} does not exist", remedy="call stage(step) before commit")
-            write_manifest(staged, step=step, fingerprint=plain)
+            _write_manifest(staged, step=step, fingerprint=plain)
             self._publish(staged, final)
         return final
 
@@ -106,19 +108,31 @@ class CheckpointStore:
                 aside.rename(final)
             raise
         fsync_path(self.root)
-        if replaces:
-            # Committed by now: what cannot be deleted here is left to `clean`.
+        if replaces:  # committed by now: what cannot be deleted here is left to `clean`
             shutil.rmtree(aside, ignore_errors=True)
 
     def verify(self, path: Path) -> None:
         """Check every byte of a checkpoint against its manifest; the damaged, missing or extra file is named."""
-        verify_folder(path)
+        recorded: dict[str, dict[str, Any]] = _read_manifest(path)["files"]
+        present = set(_files(path)) - {MANIFEST}
+        for name in sorted(recorded.keys() | present):
+            if name not in present:
+                raise CheckpointError(f"{path}: {name} is missing", remedy=ANOTHER)
+            if name not in recorded:
+                raise CheckpointError(f"{path}: {name} is not in the manifest (extra file)", remedy=ANOTHER)
+            try:
+                found = _describe(path / name)
+            except OSError as error:
+                raise CheckpointError(f"{path}: {name} cannot be read: {error}", remedy=ANOTHER) from error
+            if found != recorded[name]:
+                size, expected = found["size"], recorded[name]["size"]
+                reason = f"{size} bytes, expected {expected}" if size != expected else "its sha256 differs"
+                raise CheckpointError(f"{path}: {name} is damaged ({reason})", remedy=ANOTHER)
 
     def latest(self, *, log: Callable[[str], None]) -> Path | None:
         """The newest checkpoint that verifies; damaged newer ones are renamed `quarantine-*` and logged.
 
-        None when the root holds no checkpoint at all. Where there are some, now or quarantined before, and none
-        verifies, that is an error.
+        None when the root holds no checkpoint at all; where there are some and none verifies, that is an error.
         """
         self._restore_orphans()
         for path in reversed(self.checkpoints()):
@@ -138,15 +152,14 @@ class CheckpointStore:
         return None
 
     def _quarantine(self, path: Path) -> Path:
-        number = 1
-        while (target := self.root / f"quarantine-{path.name}-{number}").exists():
-            number += 1
+        targets = (self.root / f"quarantine-{path.name}-{number}" for number in itertools.count(1))
+        target = next(target for target in targets if not target.exists())
         path.rename(target)
         fsync_path(self.root)
         return target
 
     def fingerprint(self, path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = read_manifest(path)["fingerprint"]
+        found: dict[str, Any] = _read_manifest(path)["fingerprint"]
         return found
 
     def require_same_fingerprint(self, path: Path, current: Mapping[str, Any]) -> None:
@@ -167,11 +180,9 @@ class CheckpointStore:
         protected = {path.resolve() for path in (*protect, *committed[-1:])}
         removable = [path for path in committed if path.resolve() not in protected]
         for path in removable[: max(0, len(committed) - keep)]:
-            # Renamed first: a half-deleted folder must not pass for a damaged checkpoint.
-            doomed = self.root / f".tmp-delete-{path.name}"
+            doomed = self.root / f".tmp-delete-{path.name}"  # a half-deleted folder must not pass for a damaged one
             _remove(doomed)
-            path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            shutil.rmtree(path.rename(doomed), ignore_errors=True)
 
     def clean(self) -> None:
         """Finish what a killed process left: called once at the start, before `latest`."""
@@ -187,13 +198,6 @@ class CheckpointStore:
                 aside.rename(final)
                 fsync_path(self.root)
 
-    def _require_inside(self, path: Path) -> None:
-        if path.is_symlink() or not path.resolve().is_relative_to(self.root.resolve()):
-            raise CheckpointError(
-                f"{path} is a symbolic link or leads outside {self.root}",
-                remedy="remove the link; point output_dir at the real folder instead",
-            )
-
 
 def step_of(path: Path) -> int:
     """The step after which a checkpoint folder was taken."""
@@ -208,11 +212,8 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def write_manifest(folder: Path, *, step: int, fingerprint: dict[str, Any]) -> None:
-    """Flush every file below `folder` to disk, then write the manifest, last.
-
-    `files` has for every other file, by relative POSIX name, its `sha256` and `size`.
-    """
+def _write_manifest(folder: Path, *, step: int, fingerprint: dict[str, Any]) -> None:
+    """Flush every file below `folder` to disk, then write the manifest, last."""
     names = [name for name in _files(folder) if name != MANIFEST]
     for name in names:
         fsync_path(folder / name)
@@ -222,7 +223,7 @@ def write_manifest(folder: Path, *, step: int, fingerprint: dict[str, Any]) -> N
     write_sealed(folder / MANIFEST, {"schema": SCHEMA, "step": step, "files": files, "fingerprint": fingerprint})
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def _read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint: not one byte of it changed, of this schema, for the step in the folder's name."""
     if folder.is_symlink():
         raise CheckpointError(f"{folder} is a symbolic link", remedy=ANOTHER)
@@ -240,34 +241,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def verify_folder(folder: Path) -> None:
-    """Check every byte of a checkpoint against its manifest; the damaged, missing or extra file is named."""
-    recorded: dict[str, dict[str, Any]] = read_manifest(folder)["files"]
-    present = set(_files(folder)) - {MANIFEST}
-    for name in sorted(recorded.keys() | present):
-        if name not in present:
-            raise CheckpointError(f"{folder}: {name} is missing", remedy=ANOTHER)
-        if name not in recorded:
-            raise CheckpointError(f"{folder}: {name} is not in the manifest (extra file)", remedy=ANOTHER)
-        try:
-            found = _describe(folder / name)
-        except OSError as error:
-            raise CheckpointError(f"{folder}: {name} cannot be read: {error}", remedy=ANOTHER) from error
-        if found != recorded[name]:
-            size, expected = found["size"], recorded[name]["size"]
-            reason = f"{size} bytes, expected {expected}" if size != expected else "its sha256 differs"
-            raise CheckpointError(f"{folder}: {name} is damaged ({reason})", remedy=ANOTHER)
-
-
 def plain_fingerprint(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping as JSON gives it back, so that a tuple compares equal to the list it is stored as."""
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(fingerprint), allow_nan=False))
+        return json.loads(json.dumps(dict(fingerprint), allow_nan=False))  # type: ignore[no-any-return]
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"a checkpoint fingerprint must be JSON: {error}", remedy="use strings, finite numbers, lists and dicts"
         ) from error
-    return plain
 
 
 def fingerprint_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -296,12 +277,10 @@ def _describe(path: Path) -> dict[str, Any]:
 
 def _files(folder: Path) -> list[str]:
     """Relative POSIX names of all regular files below `folder`; a link or special file is refused."""
-    names = []
-    for path in folder.rglob("*"):
+    found = list(folder.rglob("*"))
+    for path in found:
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             raise CheckpointError(
                 f"{folder}: {path.relative_to(folder)} is a link or special file", remedy="store regular files only"
             )
-        if path.is_file():
-            names.append(path.relative_to(folder).as_posix())
-    return sorted(names)
+    return sorted(path.relative_to(folder).as_posix() for path in found if path.is_file())

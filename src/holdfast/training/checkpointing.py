@@ -27,7 +27,6 @@ from holdfast.training.state_files import capture_rng, load_state, restore_rng, 
 from holdfast.training.zero import ZeroTrainer
 
 logger = logging.getLogger(__name__)
-PICKLED_ARGUMENTS = "training_args.bin"
 
 
 class CheckpointMixin(ZeroTrainer):
@@ -90,9 +89,9 @@ class CheckpointMixin(ZeroTrainer):
 
     def protected_checkpoints(self) -> set[Path]:
         """Checkpoints that rotation must leave: the best so far, and the one that a rollback would return to."""
-        best = {Path(self.state.best_model_checkpoint)} if self.state.best_model_checkpoint else set()
+        best = [Path(self.state.best_model_checkpoint)] if self.state.best_model_checkpoint else []
         watched = self.behaviour_monitor if self.args.rollback else None
-        return best | (set() if watched is None else watched.protected())
+        return {*best, *(() if watched is None else watched.protected())}
 
     def _write_state(self, folder: Path) -> dict[str, Any]:
         """Write what a resumed run reads back and return the trained weights; gathering shards needs every rank."""
@@ -125,7 +124,7 @@ class CheckpointMixin(ZeroTrainer):
         return found
 
     def _write_readable(self, folder: Path, weights: dict[str, Any]) -> None:
-        """The adapter as PEFT writes it, so that a checkpoint can be loaded like any other."""
+        """The adapter as PEFT writes it, so that a checkpoint can be loaded like any other, and the tokenizer."""
         if hasattr(self.model, "peft_config"):
             with self.defense.saved_form(self.run):
                 # Only rank 0 is here, and it cannot read a sharded model alone.
@@ -133,11 +132,7 @@ class CheckpointMixin(ZeroTrainer):
         self.processing_class.save_pretrained(str(folder))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As the Trainer's, except under FSDP2.
-
-        There the Trainer writes nothing with `state_dict_type: SHARDED_STATE_DICT`, and otherwise gathers the frozen
-        base too.
-        """
+        """As the Trainer's, but under FSDP2, where it writes nothing (SHARDED_STATE_DICT) or the frozen base too."""
         if not self.is_fsdp_enabled:
             with self.defense.saved_form(self.run):
                 super().save_model(output_dir, _internal_call)
@@ -153,31 +148,24 @@ class CheckpointMixin(ZeroTrainer):
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """As the Trainer's, with the arguments as JSON instead of a pickle."""
         super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir)
-        if (folder / PICKLED_ARGUMENTS).exists():
-            (folder / PICKLED_ARGUMENTS).unlink()
-            write_json(folder / "training_args.json", argument_fingerprint(self.args))
+        pickled = Path(output_dir or self.args.output_dir) / "training_args.bin"
+        if pickled.exists():
+            pickled.unlink()
+            write_json(pickled.with_suffix(".json"), argument_fingerprint(self.args))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's; a checkpoint is verified and compared with this run before anything is loaded."""
-        chosen = self._choose_checkpoint(resume_from_checkpoint)
+        wanted = resume_from_checkpoint
+        chosen = from_first(lambda: str(self._verified(wanted))) if wanted else None  # the first process looks
         return super().train(chosen, *args, **kwargs)
-
-    def _choose_checkpoint(self, wanted: str | bool | None) -> str | None:
-        """The folder to resume from; the first process looks."""
-        return from_first(lambda: str(self._verified(wanted))) if wanted else None
 
     def _verified(self, wanted: str | bool) -> Path:
         """The checkpoint at a path, or the newest whole one; refused where it belongs to another run."""
         self.store.clean()
-        if wanted is True:
-            path = self.store.latest(log=logger.warning)
-            if path is None:
-                raise CheckpointError(
-                    f"no checkpoint in {self.store.root}", remedy="start without resume_from_checkpoint"
-                )
-        else:
-            path = Path(str(wanted))
+        path = self.store.latest(log=logger.warning) if wanted is True else Path(str(wanted))
+        if path is None:
+            raise CheckpointError(f"no checkpoint in {self.store.root}", remedy="start without resume_from_checkpoint")
+        if wanted is not True:
             CheckpointStore(path.parent).verify(path)
         if self._measured:
             self.store.require_same_fingerprint(path, self.fingerprint())

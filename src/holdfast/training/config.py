@@ -16,7 +16,7 @@ from trl import SFTConfig
 from holdfast.core.errors import ConfigError
 from holdfast.defaults import default
 from holdfast.training.step import ENGINES
-from holdfast.training.zero_support import require_supported_settings
+from holdfast.training.support import require_supported_zero
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments as _Joined
@@ -96,46 +96,34 @@ class SafetyArguments(_Joined):
     run_dir: str | None = setting(None, "Folder of events.jsonl, reference.* and splits.json. Default: output_dir.")
 
     def __post_init__(self) -> None:
-        require_supported_settings(self)
-        metric = self.metric_for_best_model
-        if _is_safety_metric(metric):
-            # transformers takes everything that does not end in "loss" for a score to be maximised.
-            if getattr(self, "greater_is_better", None):
+        require_supported_zero(self)
+        metric, greater = self.metric_for_best_model, getattr(self, "greater_is_better", None)
+        for wrong, worst, instead in (
+            (_is_safety_metric(metric) and greater, "the least safe", False),
+            (is_behaviour_metric(metric) and greater is False, "the worst", True),
+        ):
+            if wrong:
                 raise ConfigError(
-                    f"greater_is_better=True with metric_for_best_model={metric!r} would keep the least safe "
-                    "checkpoint",
-                    remedy="leave greater_is_better unset or set it to False",
+                    f"greater_is_better={greater} with metric_for_best_model={metric!r} would keep {worst} checkpoint",
+                    remedy=f"leave greater_is_better unset or set it to {instead}",
                 )
+        if _is_safety_metric(metric):  # transformers takes what does not end in "loss" for a score to be maximised
             self.greater_is_better = False
-        if is_behaviour_metric(metric) and getattr(self, "greater_is_better", None) is False:
-            raise ConfigError(
-                f"greater_is_better=False with metric_for_best_model={metric!r} would keep the worst checkpoint",
-                remedy="leave greater_is_better unset or set it to True",
-            )
         if getattr(self, "bf16", None) is None and not is_torch_bf16_gpu_available():
             self.bf16 = False  # TRL would switch it on everywhere, and fail on a machine without such a GPU
         super().__post_init__()
         self._check_rollback()
         if self.on_leak not in ("error", "move"):
             raise ConfigError(f"on_leak is {self.on_leak!r}", remedy="use 'error' or 'move'")
-        switches = {
-            "step": ("auto", *ENGINES),
-            "step_graphs": get_args(_Switch),
-            "skip_inactive_rows": get_args(_Switch),
-        }
-        self._check_choices(switches)
-        for name in COUNTS:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(
-                    f"{name} is {value}, expected at least 1", remedy="set a positive number, or leave it out"
-                )
+        switch = get_args(_Switch)
+        self._check_choices({"step": ("auto", *ENGINES), "step_graphs": switch, "skip_inactive_rows": switch})
+        counts = {name: getattr(self, name) for name in COUNTS}
+        small = [f"{name} is {n}, expected at least 1" for name, n in counts.items() if n is not None and n < 1]
+        small += ["max_steps is 0, with which nothing is trained"] if self.max_steps == 0 else []
+        if small:
+            raise ConfigError(small[0], remedy="set a positive number, or leave it out")
         if self.probe_rows < 0:
             raise ConfigError(f"probe_rows is {self.probe_rows}, expected 0 or more", remedy="0 measures no probe")
-        if self.max_steps == 0:
-            raise ConfigError(
-                "max_steps is 0, with which nothing is trained", remedy="set a positive number, or leave it out"
-            )
         self.safety_fractions = tuple(self.safety_fractions)  # type: ignore[assignment]  # YAML and JSON give lists
 
     def _check_rollback(self) -> None:
@@ -165,10 +153,8 @@ class SafetyArguments(_Joined):
     def _check_choices(self, choices: Mapping[str, tuple[str | None, ...]]) -> None:
         """Refuse a value that is not among its setting's choices."""
         for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}", remedy=f"use one of {', '.join(filter(None, known))}"
-                )
+            if (value := getattr(self, name)) not in known:
+                raise ConfigError(f"{name} is {value!r}", remedy=f"use one of {', '.join(filter(None, known))}")
 
     @classmethod
     def of(cls, args: TrainingArguments | None) -> Self:

@@ -21,10 +21,9 @@ from holdfast.models.model_files import ADAPTER_WEIGHTS
 from holdfast.models.source import resolve
 from holdfast.scoring.reference import data_sha256
 
-# Settings that change neither the trajectory nor what is stored: logging, saving, evaluation, transport. Batches of
-# safety examples per pass, the path that computes a step (step, step_graphs, skip_inactive_rows), and evaluation on a
-# task set (whose loader draws from the CPU generator) may change its last bits, and dropout's masks: they are left
-# free, since they are what one changes after running out of memory, or on another machine.
+# Settings that change neither the trajectory nor what is stored. Batches of safety examples per pass, the path that
+# computes a step and evaluation on a task set may change its last bits, and dropout's masks: they are left free, since
+# they are what one changes after running out of memory, or on another machine.
 HARMLESS = frozenset(
     """output_dir run_dir run_name report_to logging_dir logging_strategy logging_first_step logging_steps
     logging_nan_inf_filter log_level log_level_replica log_on_each_node disable_tqdm include_num_input_tokens_seen
@@ -106,8 +105,10 @@ def theta_0_provenance(trainer: Any) -> dict[str, Any]:
     }
 
 
-def _input_hashes(trainer: Any) -> dict[str, str]:
-    """What this process trains on, and how: name to sha256."""
+def require_same_inputs(trainer: Any) -> None:
+    """Refuse processes that read other data or settings than the first one; a collective call."""
+    if world() == 1:
+        return
     found = {"task data": dataset_sha256(trainer.train_dataset)}
     for name, one in trainer.safety.items():
         content = [data_sha256(one.all_encoded), one.split.record.to_json(), asdict(one.constraint)]
@@ -115,22 +116,15 @@ def _input_hashes(trainer: Any) -> dict[str, str]:
     if trainer.run.data.harmful:
         found["harmful pairs"] = data_sha256(trainer.run.data.harmful)
     found["settings"] = sha256_json([argument_fingerprint(trainer.args), trainer.defense.describe()])
-    return found
-
-
-def require_same_inputs(trainer: Any) -> None:
-    """Refuse processes that read other data or settings than the first one; a collective call."""
-    if world() > 1:
-        require_equal(gather_objects(_input_hashes(trainer)))
+    require_equal(gather_objects(found))
 
 
 def require_equal(every: Sequence[Mapping[str, str]]) -> None:
     """Refuse hashes (of each rank: what it is of, and its sha256) that differ from rank 0's, naming the ranks."""
-    names = dict.fromkeys(name for one in every for name in one)
-    different = {
-        name: [rank for rank, one in enumerate(every) if one.get(name) != every[0].get(name)] for name in names
-    }
-    listed = [f"{name} on rank {', '.join(map(str, ranks))}" for name, ranks in different.items() if ranks]
+    listed = []
+    for name in dict.fromkeys(name for one in every for name in one):
+        ranks = [str(rank) for rank, one in enumerate(every) if one.get(name) != every[0].get(name)]
+        listed += [f"{name} on rank {', '.join(ranks)}"] if ranks else []
     if listed:
         raise DataError(
             f"the processes do not train on the same: {'; '.join(listed)} differs from rank 0",

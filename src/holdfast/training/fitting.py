@@ -34,28 +34,22 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def loss_is_scaled(run: Any, items: Items) -> bool:
+def loss_is_scaled(trainer: Any, items: Items) -> bool:
     """Whether a micro-batch's loss is its part of the step's already, so that the Trainer does not divide it."""
-    scaled = getattr(run, "loss_is_scaled_for_ga", None)
+    scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
     if scaled is None:
-        scaled = (run.model_accepts_loss_kwargs and items is not None) or run.compute_loss_func is not None
+        scaled = (trainer.model_accepts_loss_kwargs and items is not None) or trainer.compute_loss_func is not None
     return bool(scaled)
 
 
 class Fitting:
-    """How large the passes of a run are, after what memory has allowed so far.
-
-    Attributes:
-        parts: into how many a micro-batch of the task is divided.
-        side_rows, eval_rows: the most rows of a side pass and of an evaluation pass; None where nothing limits them.
-        share: what the loss of the part in progress is multiplied by; 1 where losses add up.
-    """
+    """How large the passes of a run are, after what memory has allowed so far."""
 
     def __init__(self, trainer: Any) -> None:
-        self.parts = 1
-        self.side_rows: int | None = None
-        self.eval_rows: int | None = None
-        self.share = 1.0
+        self.parts = 1  # into how many a micro-batch of the task is divided
+        self.share = 1.0  # what the loss of the part in progress is multiplied by; 1 where losses add up
+        self.side_rows: int | None = None  # the most rows of a side pass, where something limits them
+        self.eval_rows: int | None = None  # and of an evaluation pass
         self._trainer = trainer
         self._noted: list[tuple[Inputs, Items]] = []
         self._tokens = 0
@@ -102,10 +96,6 @@ class Fitting:
                 self.share = 1.0
         return torch.stack(losses).sum()
 
-    @property
-    def _step(self) -> int:
-        return int(self._trainer.state.global_step) + 1
-
     def _divisible(self, inputs: Inputs) -> bool:
         """Whether micro-batches can be divided: one process, and a loss that is a sum over rows with labels.
 
@@ -117,18 +107,18 @@ class Fitting:
         return world() == 1 and summed and "labels" in inputs and not getattr(trainer, "aux_loss_enabled", False)
 
     def _halve_task(self, inputs: Inputs, failure: str) -> None:
-        rows = len(inputs["input_ids"])
+        rows, step = len(inputs["input_ids"]), int(self._trainer.state.global_step) + 1
         whole = all(len(v) == rows for v in inputs.values() if isinstance(v, Tensor) and v.dim())
         if self.parts >= rows or not whole:
             raise ResourceError(
-                f"out of memory in step {self._step} with {'a single row' if whole else 'flattened rows'} a "
+                f"out of memory in step {step} with {'a single row' if whole else 'flattened rows'} a "
                 f"pass: {failure.splitlines()[0][:200]}",
                 remedy="set train.gradient_checkpointing: true, lower train.max_length, or use a larger device",
             )
         self.parts *= 2
         logger.warning(
             "out of memory: from step %d on, micro-batches are passed over in %d parts; the batch stays %d rows",
-            self._step, self.parts, self._trainer.run.data.task_batch,
+            step, self.parts, self._trainer.run.data.task_batch,
         )  # fmt: skip
 
     def side(self, rows: int, passing: Callable[[int], T]) -> T:
@@ -153,8 +143,9 @@ class Fitting:
 
     def figures(self) -> dict[str, int]:
         """What was made smaller; empty where everything fitted."""
-        every = {"parts": self.parts, "side_rows": self.side_rows, "eval_rows": self.eval_rows}
-        return {name: value for name, value in every.items() if value is not None and (name, value) != ("parts", 1)}
+        parts = None if self.parts == 1 else self.parts
+        every = {"parts": parts, "side_rows": self.side_rows, "eval_rows": self.eval_rows}
+        return {name: value for name, value in every.items() if value is not None}
 
     def load_figures(self, figures: dict[str, int]) -> None:
         """Restore what `figures` returned: a resumed run passes over rows as the one before did."""
@@ -163,10 +154,7 @@ class Fitting:
 
 
 def split(inputs: Inputs, parts: int, *, by_rows: bool = False) -> Iterator[tuple[Inputs, float]]:
-    """A micro-batch in parts of nearly equally many rows, each with its share of the scored tokens (or rows).
-
-    Parts without a scored token are left out, unless all are.
-    """
+    """A micro-batch in nearly equal parts that have a scored token, each with its share of them (or of the rows)."""
     rows = len(inputs["input_ids"])
     edges = [rows * i // parts for i in range(parts + 1)]
     pieces = [
@@ -177,8 +165,10 @@ def split(inputs: Inputs, parts: int, *, by_rows: bool = False) -> Iterator[tupl
     scored = [count_items(piece["labels"], by_rows=by_rows) for piece in pieces]
     total = sum(scored)
     for piece, count in zip(pieces, scored, strict=True):
-        if count or not total:
-            yield piece, count / total if total else 1.0 / len(pieces)
+        if not total:  # unless all are without
+            yield piece, 1.0 / len(pieces)
+        elif count:
+            yield piece, count / total
 
 
 def in_several_processes(error: Exception) -> ResourceError | None:

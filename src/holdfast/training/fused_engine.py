@@ -22,10 +22,9 @@ from holdfast.fused.joint_pass import Found, JointPass
 from holdfast.fused.joint_pass import Term as JointTerm
 from holdfast.fused.packed_rows import Row, padded_rows
 from holdfast.training.fitting import release
-from holdfast.training.fused_setup import joint_pass, why_not
 from holdfast.training.hooks import Inputs, Items
-from holdfast.training.side_pass import RowLoss, TokenMean
-from holdfast.training.step import Measured, StepMeasurement, Term, TwoPassEngine
+from holdfast.training.side_pass import RowLoss, Term, TokenMean
+from holdfast.training.step import Measured, StepMeasurement, TwoPassEngine
 
 if TYPE_CHECKING:
     from holdfast.training.run import Run
@@ -49,19 +48,10 @@ class FusedEngine:
     def name(self) -> str:
         return "fused, recorded" if getattr(self.joint.passes, "recording", False) else "fused"
 
-    @classmethod
-    def make(cls, run: Run) -> FusedEngine | str:
-        """The engine, tried on a few rows; or why there is none, on any process."""
-        joint = joint_pass(run)
-        return joint if isinstance(joint, str) else cls(run, joint)
-
-    why_not = staticmethod(why_not)
-
     def accumulate(self, inputs: Inputs, items: Items, terms: Mapping[str, Term], *, skip: bool = False) -> Tensor:
         """Both batches in one pass. Where it runs out of memory under `step: auto`, all later steps take two passes.
 
-        The failed micro-batch has accumulated nothing and is passed over again; the task's gradient of earlier ones is
-        kept, and the safety batch is passed over as a whole at the step's end.
+        The failed micro-batch has accumulated nothing and is passed over again, and the safety batch as a whole.
         """
         try:
             return self._accumulate(inputs, items, terms, skip=skip)
@@ -107,17 +97,12 @@ class FusedEngine:
         return found.loss
 
     def _scale(self, counted: int, items: Items) -> Tensor:
-        """What the sum of token losses, or of rows' mean losses, is multiplied by.
-
-        TRL's division, and the Trainer's for accumulation.
-        """
-        args, divisor = self._run.args, self._run.trainer.loss_divisor(items)
+        """What the sum of token (or rows' mean) losses is multiplied by: TRL's division, and the Trainer's."""
+        args, divisor = self._run.args, int(self._run.trainer.loss_divisor(items))
         if items is None:
-            mean: Tensor = torch.tensor(1.0 / max(counted, 1), device=args.device) / divisor
-            return mean
+            return torch.tensor(1.0 / max(counted, 1), device=args.device) / divisor
         processes = world() if args.average_tokens_across_devices else 1
-        scale: Tensor = processes / torch.as_tensor(items, device=args.device).clamp(min=1).float() / divisor
-        return scale
+        return processes / torch.as_tensor(items, device=args.device).clamp(min=1).float() / divisor
 
     def _part(self, name: str, term: Term) -> JointTerm:
         """This process's rows of the safety batch for this micro-batch."""

@@ -39,13 +39,10 @@ PROBED = 64  # task rows among which those are chosen that packing is tried on
 
 def joint_pass(run: Run) -> JointPass | str:
     """The pass for this model, tried on a few rows; or why there is none, on any process."""
-    body: Body | None = None
-    reason = why_not(run)
-    if reason is None:
-        made = _body(run)
-        body, reason = (made, _untrue(run, made)) if isinstance(made, Body) else (None, made)
+    body = why_not(run) or _body(run)
+    reason = body if isinstance(body, str) else _untrue(run, body)
     reasons = [one for one in gather_objects(reason or "") if one]
-    if reasons or body is None:
+    if reasons or isinstance(body, str):
         return str(reasons[0])
     recorded = _records(run, body)
     what = "one pass a step for both gradients" if run.defense.joint_terms else "packed task rows"
@@ -105,9 +102,7 @@ def _own_loss(defense: Defense) -> str | None:
 
 def longest_row(args: Any) -> int | None:
     """A bound on the tokens of a row, where there is one."""
-    if (args.dataset_kwargs or {}).get("skip_prepare_dataset"):
-        return None
-    return None if args.max_length is None else int(args.max_length)
+    return None if (args.dataset_kwargs or {}).get("skip_prepare_dataset") else args.max_length
 
 
 def _body(run: Run) -> Body | str:
@@ -151,46 +146,39 @@ def _kept_states(run: Run, body: Body) -> ReferenceStates | None:
 
 def _records(run: Run, body: Body) -> bool:
     """Whether kernels are recorded: on a GPU, and not where checkpointing would have to replay dropout."""
-    wanted, problem = run.args.step_graphs, None
+    wanted, on_gpu, problem = run.args.step_graphs, run.args.device.type == "cuda", ""
     if wanted == "off":
         return False
-    if run.args.device.type != "cuda":
+    if not on_gpu:
         problem = "CUDA graphs need a GPU"
     elif body.checkpointed and body.adapter.dropout > 0:
         problem = "gradient checkpointing with lora_dropout draws the same masks twice, which cannot be recorded"
-    if problem is not None and wanted == "on":
+    if problem and wanted == "on":
         raise UnsupportedError(f"step_graphs: on is not possible: {problem}", remedy="set step_graphs: auto or off")
-    if problem is not None and run.args.device.type == "cuda":
+    if problem and on_gpu:
         logger.warning("the step runs without CUDA graphs: %s", problem)
-    return problem is None
+    return not problem
 
 
 def with_adapter_off(passes: EagerPasses, examples: Sequence[Encoded], device: torch.device) -> ReferenceStates:
-    """Pass over all examples with the adapter off."""
-    unique = {example.id: example for example in examples}
-    ordered = sorted(unique.values(), key=lambda e: (len(e.input_ids), e.id))
+    """Pass over all examples with the adapter off, at most `PASS_TOKENS` tokens or one example at a time."""
+    batches: list[list[Encoded]] = []
+    held = PASS_TOKENS + 1
+    for example in sorted({e.id: e for e in examples}.values(), key=lambda e: (len(e.input_ids), e.id)):
+        held += len(example.input_ids)
+        if held > PASS_TOKENS:
+            batches.append([])
+            held = len(example.input_ids)
+        batches[-1].append(example)
 
     def states(batch: Sequence[Encoded]) -> Tensor:
         rows = [encoded_rows(batch)]
         return passes.states(rows, adapters=False).index_select(0, scored(rows)[0].at.to(device))
 
-    return ReferenceStates.of(_batches(ordered), states, device)
+    return ReferenceStates.of(batches, states, device)
 
 
 def fits(examples: Sequence[Encoded], width: int, dtype: torch.dtype) -> bool:
     """Whether the states of all examples stay within `LIMIT`."""
     tokens = sum({example.id: example.n_labels for example in examples}.values())
     return tokens * width * dtype.itemsize <= LIMIT
-
-
-def _batches(ordered: Sequence[Encoded]) -> list[list[Encoded]]:
-    """Consecutive examples of at most `PASS_TOKENS` tokens, or a single longer one."""
-    found: list[list[Encoded]] = []
-    held = PASS_TOKENS + 1
-    for example in ordered:
-        if held + len(example.input_ids) > PASS_TOKENS:
-            found.append([])
-            held = 0
-        found[-1].append(example)
-        held += len(example.input_ids)
-    return found

@@ -1,7 +1,7 @@
 """`SafeGRPOTrainer`: TRL's `GRPOTrainer` under the same constraints as `SafeSFTTrainer`.
 
-The task's gradient is that of GRPO's loss on replies that the model samples; the constraints are measured on the safety
-set's own replies, as ever. The replies of a step are sampled from the weights that the filter left.
+The task's gradient is that of GRPO's loss on replies that the model samples, from the weights that the filter left; the
+constraints are measured on the safety set's own replies, as ever.
 """
 
 from dataclasses import dataclass
@@ -11,19 +11,18 @@ from typing import Any, ClassVar, Self
 from transformers import TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
+from holdfast.core.errors import UnsupportedError
 from holdfast.core.ranks import rank
 from holdfast.training.config import SafetyArguments, setting
-from holdfast.training.preference import (
-    require_own_generation,
-    require_resumable,
-    require_supported_task,
-    require_whole_model,
-)
+from holdfast.training.preference import PreferenceTrainer
 from holdfast.training.state_files import load_state, save_state
-from holdfast.training.trainer import SafeTrainer
 
 GENERATION = ("_step", "entropy_coef", "_last_world_entropy")  # where TRL's trainer is between two generations
 REPLIES = "_buffered_inputs"
+OTHER_GENERATION = {
+    "use_vllm": "never run with the filter; it merges an adapter into its base and out again, which moves theta_0",
+    "use_transformers_continuous_batching": "it casts the weights to bfloat16, in which corrections are lost",
+}
 
 
 @dataclass
@@ -38,7 +37,7 @@ class SafeGRPOConfig(SafetyArguments, GRPOConfig):
         return super().from_trl(args, generation_batch_size=None, **changes)
 
 
-class SafeGRPOTrainer(SafeTrainer, GRPOTrainer):
+class SafeGRPOTrainer(PreferenceTrainer, GRPOTrainer):
     """Drop-in for `trl.GRPOTrainer`: pass `safety_dataset`, `constraint` and, if not holdfast, `defense`."""
 
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "holdfast"]
@@ -46,11 +45,15 @@ class SafeGRPOTrainer(SafeTrainer, GRPOTrainer):
 
     def __init__(self, model: Any, reward_funcs: Any = None, args: GRPOConfig | None = None, **kwargs: Any) -> None:
         """Arguments of `GRPOTrainer` (by keyword, after these three), and those of `SafeSFTTrainer`."""
-        args = self.arguments.of(args)
-        require_supported_task(args, kwargs)
-        require_own_generation(args)
+        for name, why in OTHER_GENERATION.items():
+            if getattr(args, name, False):
+                raise UnsupportedError(f"{name}: {why}", remedy=f"set {name}=False: the model in training generates")
         super().__init__(model, args, reward_funcs=reward_funcs, **kwargs)
-        require_whole_model(self)
+        if self.is_fsdp_enabled:
+            raise UnsupportedError(
+                "rewards under FSDP2: sampling replies from a sharded model was never run with the filter",
+                remedy="use DDP (accelerate launch without FSDP), with LoRA or QLoRA where memory is short",
+            )
 
     def _write_state(self, folder: Path) -> dict[str, Any]:
         """As of the other trainers, with the replies that later steps still train on."""
@@ -58,10 +61,6 @@ class SafeGRPOTrainer(SafeTrainer, GRPOTrainer):
         used_up = self._step % (self.args.steps_per_generation * self.num_iterations) == 0
         save_state(folder / f"generation-{rank()}", {**state, REPLIES: None if used_up else self._buffered_inputs})
         return super()._write_state(folder)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        require_resumable(self)
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

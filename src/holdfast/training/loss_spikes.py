@@ -49,19 +49,17 @@ class SpikeWatch:
         middle = median(self._losses)
         return middle + max(MADS * median([abs(loss - middle) for loss in self._losses]), NATS)
 
-    def _largest(self) -> float:
-        return max([*self._losses, *(loss for _, loss in self._outliers)], default=math.inf)
-
     def limit(self) -> float:
         """The largest loss that is no spike."""
-        return max(self._ordinary(), self._largest() + ABOVE_LARGEST)
+        largest = max([*self._losses, *(loss for _, loss in self._outliers)], default=math.inf)
+        return max(self._ordinary(), largest + ABOVE_LARGEST)
 
     def is_spike(self, step: int, loss: float) -> bool:
         """Take in the mean loss over a step's tokens, of all processes; whether the step is to be discarded."""
         if not math.isfinite(loss):
             return False
         ordinary = self._ordinary()
-        if loss > max(ordinary, self._largest() + ABOVE_LARGEST):
+        if loss > self.limit():
             self._row.append(loss)
             self.steps = [*self.steps, step][-NAMED:]
             self.total += 1

@@ -1,8 +1,9 @@
-"""A Trainer whose evaluations also say how the safety sets and the model's behaviour are doing.
+"""A Trainer that says how the safety sets and the model's behaviour are doing: in evaluations, and in the model card.
 
 Metrics of an evaluation must be in the dictionary that early stopping reads, which a callback comes too late for: so
 evaluation is overridden here, and what is measured is composed (`monitoring`, `behaviour`). The loss is TRL's, or
-TRL's by rows (`row_weights`).
+TRL's by rows (`row_weights`). The card is TRL's, which writes it from `_name` and `_paper`; the paper has no arXiv id
+here, so it is cited in BibTeX.
 """
 
 import math
@@ -13,26 +14,42 @@ from typing import Any
 import torch
 from huggingface_hub.repocard import metadata_load, metadata_save
 from torch import Tensor
+from transformers import Trainer
 
 from holdfast.certification.kept import Limits
 from holdfast.core.adapter_card import kept_results, model_index
-from holdfast.data.templates import Template
 from holdfast.screening.sets import MonitorPrompts
-from holdfast.training.behaviour import BehaviourMonitor, Every, metrics
-from holdfast.training.citation import CitedTrainer
+from holdfast.training.behaviour import BehaviourMonitor, metrics
 from holdfast.training.config import is_behaviour_metric
 from holdfast.training.fitting import in_several_processes
-from holdfast.training.monitoring import SafetyMonitor, StepRecorder
+from holdfast.training.hooks import Defense
+from holdfast.training.monitoring import StepRecorder, degradations_of, monitor_metrics
 from holdfast.training.row_weights import RowMeans, one_a_row
+from holdfast.training.run import Run
 from holdfast.training.safety import DEFAULT
 from holdfast.training.support import cudnn_attention
 
+PAPER = "Beyond Average Safety"
+CITATION = """\
+@misc{entesari-beyond-average-safety,
+    title        = {{Beyond Average Safety: Chance-Constrained LLM Fine-tuning}},
+    author       = {Taha Entesari and Mahyar Fazlyab},
+}"""
 
-class MonitoredTrainer(CitedTrainer):
+
+def citation_of(defense: Defense) -> str:
+    """BibTeX of what a defense implements; empty for plain training."""
+    if defense.reference.startswith(PAPER):
+        return CITATION
+    return f"@misc{{{defense.name},\n    note         = {{{defense.reference}}},\n}}" if defense.reference else ""
+
+
+class MonitoredTrainer(Trainer):
     """Evaluation with the monitor split's figures, and on request the model's replies."""
 
+    defense: Defense
     recorder: StepRecorder
-    safety_monitor: SafetyMonitor
+    run: Run
     behaviour_monitor: BehaviourMonitor | None = None
     control: Any
     _safety_only_evaluation: bool = False
@@ -47,6 +64,24 @@ class MonitoredTrainer(CitedTrainer):
             if (refusal := in_several_processes(error)) is not None:
                 raise refusal from error
             raise
+
+    @property
+    def method(self) -> str:
+        """What TRL calls the task's training: `SFT`, `DPO` or `GRPO`."""
+        return getattr(super(), "_name", "")
+
+    @property
+    def _name(self) -> str:
+        return f"{self.method} with {self.defense.name}" if self.defense.reference else self.method
+
+    @property
+    def _paper(self) -> dict[str, Any]:
+        """TRL's for plain training; else without its id, or the card would say that DPO's paper has the defense."""
+        own: dict[str, Any] = getattr(super(), "_paper", {})
+        cited = citation_of(self.defense)
+        if not cited:
+            return own
+        return {"title": self.defense.reference, "citation": "\n\n".join(filter(None, (cited, own.get("citation"))))}
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """As TRL's, with the refusals and answers kept where the behaviour monitor has asked the model as it is."""
@@ -81,31 +116,27 @@ class MonitoredTrainer(CitedTrainer):
 
     def degradations(self, name: str = DEFAULT, role: str = "monitor") -> Tensor:
         """`D_i` of every example of the constraint or monitor split, at the current parameters."""
-        return self.safety_monitor.degradations(name, role)
+        return degradations_of(self.run, name, role)
 
     def safety_metrics(self, prefix: str = "eval") -> dict[str, float]:
         """The monitor split's figures, and the kept shares where they are known, or asked for by name."""
-        figures, monitor = self.safety_monitor.metrics(prefix), self.behaviour_monitor
+        figures, monitor = monitor_metrics(self.run, prefix), self.behaviour_monitor
         if monitor is None:
             return figures
         if monitor.step in monitor.known or (self.is_in_train and is_behaviour_metric(self.args.metric_for_best_model)):
-            return {**figures, **metrics(monitor.measure(log=False), prefix)}
-        return figures if self.is_in_train else {**figures, **metrics(monitor.ask(), prefix)}
+            return figures | metrics(monitor.measure(log=False), prefix)
+        return figures if self.is_in_train else figures | metrics(monitor.ask(), prefix)
 
     def watch_behaviour(
-        self,
-        prompts: MonitorPrompts,
-        limits: Limits | None = None,
-        *,
-        every: Every = "end",
-        template: Template = "chat",
+        self, prompts: MonitorPrompts, limits: Limits | None = None, **options: Any
     ) -> BehaviourMonitor:
-        """Watch the model's replies from now on; to be called before `train`. See `BehaviourMonitor`."""
+        """Watch the model's replies from now on; to be called before `train`. Arguments are `BehaviourMonitor`'s."""
+        monitor = BehaviourMonitor(self, prompts, limits, **options)
         if self.behaviour_monitor is not None:
             self.remove_callback(self.behaviour_monitor)
-        self.behaviour_monitor = BehaviourMonitor(self, prompts, limits, every=every, template=template)
-        self.add_callback(self.behaviour_monitor)
-        return self.behaviour_monitor
+        self.add_callback(monitor)
+        self.behaviour_monitor = monitor
+        return monitor
 
     def behaviour_result(self) -> dict[str, Any]:
         """What result.json says about behaviour: nothing where it was not watched."""
@@ -146,7 +177,7 @@ class MonitoredTrainer(CitedTrainer):
         """As the Trainer's, whose count of the parameters is made once: that walk can outlast a small model's step."""
         if "input_ids" not in inputs:  # rows whose replies are still to be generated
             return 0
-        numbers = int(inputs["input_ids"].numel())
+        tokens = int(inputs["input_ids"].numel())
         if self._flops_per_token is None:
-            self._flops_per_token = int(super().floating_point_ops(inputs)) // numbers
-        return self._flops_per_token * numbers
+            self._flops_per_token = int(super().floating_point_ops(inputs)) // tokens
+        return self._flops_per_token * tokens

@@ -44,12 +44,9 @@ def summarise(degradations: Tensor, safety: SafetySet) -> dict[str, float]:
     c, n = on_whole_set(safety.constraint, degradations), len(degradations)
     rate = c.violation_rate(degradations)
     return {
-        "violation_rate": rate,
-        "violation_upper": upper_bound(round(rate * n), n),
-        "g": float(c.value(degradations)),
-        "cvar": c.cvar(degradations),
-        "n": float(n),
-    }
+        "violation_rate": rate, "violation_upper": upper_bound(round(rate * n), n), "g": float(c.value(degradations)),
+        "cvar": c.cvar(degradations), "n": float(n),
+    }  # fmt: skip
 
 
 class StepRecorder(TrainerCallback):
@@ -58,9 +55,7 @@ class StepRecorder(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
-        self.spikes = SpikeWatch()
-        self.spiked = False
-        """Whether the step in progress is discarded as a spike."""
+        self.spikes, self.spiked = SpikeWatch(), False  # whether the step in progress is discarded as a spike
         self._loss: Tensor | None = None
         self._mean: float | None = None
         self._rate = 0.0
@@ -120,12 +115,10 @@ class StepRecorder(TrainerCallback):
         trainer, loss = self.trainer, self.step_loss()
         self._loss = self._mean = None
         row: dict[str, Any] = {
-            "step": int(state.global_step),
-            "loss": loss,
-            "learning_rate": self._rate,
+            "step": int(state.global_step), "loss": loss, "learning_rate": self._rate,
             "seconds": round(time.monotonic() - self._started, 3),
             **({"event": EVENT} if self.spiked else trainer.defense.row()),
-        }
+        }  # fmt: skip
         for name, value in tracked(row).items():
             trainer._metrics["train"][name].append(value)
         if smaller := trainer.run.fitting.figures():
@@ -133,6 +126,10 @@ class StepRecorder(TrainerCallback):
         if trainer.args.probe_rows:
             self._probe = self._probe or ConstraintProbe(trainer.run, trainer.args.probe_rows)
             row["probe"] = self._probe.measure()
+        self.write(row)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Add a row to the event log, and tell the listeners."""
         if rank() == 0:
             self.log_file().append(row)
         for listener in self.listeners:
@@ -151,38 +148,32 @@ def tracked(row: Mapping[str, Any]) -> dict[str, float]:
     return {f"safety/{key}": float(value) for key, value in figures.items() if isinstance(value, int | float)}
 
 
-class SafetyMonitor:
-    """The monitor split at the current parameters: `eval_safety_violation_rate` and its relatives."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def degradations(self, name: str = DEFAULT, role: str = "monitor") -> Tensor:
-        """`D_i` of every example of the constraint or monitor split."""
-        run, one = self._run, self._run.data.safety[name]
-        if one.reference is None:
-            raise UnsupportedError(
-                "evaluation before training under FSDP2: theta_0 is measured once training has sharded the model",
-                remedy="call train() first; eval_on_start=True evaluates theta_0",
-            )
-        examples = one.constraint_set if role == "constraint" else one.monitor_set
-        reference = one.constraint_reference if role == "constraint" else one.monitor_reference
-        forward = run.forward
-        return run.fitting.evaluation(
-            forward.batch_size, lambda rows: forward.resized(rows).degradations(examples, reference, one.constraint)
+def degradations_of(run: Run, name: str, role: str) -> Tensor:
+    """`D_i` of every example of the constraint or monitor split, at the current parameters."""
+    one, forward = run.data.safety[name], run.forward
+    if one.reference is None:
+        raise UnsupportedError(
+            "evaluation before training under FSDP2: theta_0 is measured once training has sharded the model",
+            remedy="call train() first; eval_on_start=True evaluates theta_0",
         )
+    examples = one.constraint_set if role == "constraint" else one.monitor_set
+    reference = one.constraint_reference if role == "constraint" else one.monitor_reference
+    return run.fitting.evaluation(
+        forward.batch_size, lambda rows: forward.resized(rows).degradations(examples, reference, one.constraint)
+    )
 
-    def metrics(self, prefix: str) -> dict[str, float]:
-        """Of every set; `<prefix>_safety_violation_rate` is the worst over several."""
-        sets = self._run.data.safety
-        found = {name: summarise(self.degradations(name), one) for name, one in sets.items() if one.monitor_set}
-        metrics: dict[str, float] = {}
-        for name, values in found.items():
-            middle = "" if name == DEFAULT else f"{name}_"
-            metrics.update({f"{prefix}_safety_{middle}{key}": value for key, value in values.items()})
-        if found:
-            metrics[f"{prefix}_safety_violation_rate"] = max(v["violation_rate"] for v in found.values())
-        return metrics
+
+def monitor_metrics(run: Run, prefix: str) -> dict[str, float]:
+    """Of the monitor splits: `<prefix>_safety_violation_rate` (of several sets the worst) and its relatives."""
+    sets = {name: one for name, one in run.data.safety.items() if one.monitor_set}
+    metrics: dict[str, float] = {}
+    rates = []
+    for name, one in sets.items():
+        values = summarise(degradations_of(run, name, "monitor"), one)
+        middle = "" if name == DEFAULT else f"{name}_"
+        metrics |= {f"{prefix}_safety_{middle}{key}": value for key, value in values.items()}
+        rates.append(values["violation_rate"])
+    return metrics | ({f"{prefix}_safety_violation_rate": max(rates)} if rates else {})
 
 
 def quantiles(degradations: Tensor) -> dict[str, float]:
@@ -202,15 +193,13 @@ class ConstraintProbe:
     """Does the barrier hold between the steps? g on the same examples of each safety set after every optimizer step.
 
     A batch of a few rows says little about g, and the filter's own estimate is what is to be checked. The probe is the
-    first `probe_rows` of a permutation of the constraint split, by the safety seed. It steers nothing. The reference of
-    a fixed row never changes: for a KL theta_0 is passed over once.
+    first `probe_rows` of a permutation of the constraint split, by the safety seed. It steers nothing.
     """
 
     def __init__(self, run: Run, rows: int) -> None:
         self._run = run
-        seed = run.args.stream_seed
         self._places = {
-            name: generator(seed, f"probe {name}").permutation(len(one.constraint_set))[:rows].tolist()
+            name: generator(run.args.stream_seed, f"probe {name}").permutation(len(one.constraint_set))[:rows].tolist()
             for name, one in run.data.safety.items()
         }
         self._kept: dict[tuple[str, int], KeptReference] = {}
@@ -222,11 +211,10 @@ class ConstraintProbe:
     def _g(self, name: str, places: list[int]) -> float:
         run, one = self._run, self._run.data.safety[name]
         examples, reference = [one.constraint_set[i] for i in places], one.constraint_reference[places]
-
-        def passing(rows: int) -> Tensor:
-            return self._forward(name, examples, rows).degradations(examples, reference, one.constraint)
-
-        degradations = run.fitting.evaluation(PROBED if world() == 1 else run.forward.batch_size, passing)
+        degradations = run.fitting.evaluation(
+            PROBED if world() == 1 else run.forward.batch_size,
+            lambda rows: self._forward(name, examples, rows).degradations(examples, reference, one.constraint),
+        )
         return float(on_whole_set(one.constraint, degradations).value(degradations))
 
     def _forward(self, name: str, examples: list[Encoded], rows: int) -> Forward:
@@ -241,11 +229,7 @@ class ConstraintProbe:
 
 
 def barrier_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """How often each event occurred, and where steps were probed, how often and how far g was above zero.
-
-    Args:
-        rows: of events.jsonl.
-    """
+    """Of events.jsonl: how often each event occurred, and where steps were probed, how often and far g was above 0."""
     steps = [row for row in rows if "loss" in row]  # the behaviour monitor has rows of its own
     events = Counter(str(row["event"]) for row in steps if "event" in row)
     probed: dict[str, list[float]] = {}

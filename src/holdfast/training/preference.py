@@ -1,18 +1,28 @@
-"""What training on preferences or rewards does not support: refused by name, before anything is trained."""
+"""Training on preferences or rewards: what it does not support is refused by name, before anything is trained."""
 
 from typing import Any
 
 from holdfast.core.errors import CheckpointError, UnsupportedError
 from holdfast.training.hooks import Defense, make_defense
+from holdfast.training.trainer import SafeTrainer
 
-OTHER_GENERATION = {
-    "use_vllm": "never run with the filter; it merges an adapter into its base and out again, which moves theta_0",
-    "use_transformers_continuous_batching": "it casts the weights to bfloat16, in which corrections are lost",
-}
 TASK_HOOKS = ("choose_batch", "task_loss", "extra_loss")
 
 
-def require_supported_task(args: Any, given: dict[str, Any]) -> None:
+class PreferenceTrainer(SafeTrainer):
+    """A trainer whose task's gradient is not that of labelled rows; measuring and correcting do not depend on it."""
+
+    def __init__(self, model: Any, args: Any, **kwargs: Any) -> None:
+        args = self.arguments.of(args)
+        _require_supported_task(args, kwargs)
+        super().__init__(model, args, **kwargs)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        require_resumable(self)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+
+def _require_supported_task(args: Any, given: dict[str, Any]) -> None:
     """Make the defense of a trainer's arguments; refuse one that changes the task, alignment and images."""
     if args.stage != "finetune":
         raise UnsupportedError(
@@ -28,22 +38,6 @@ def require_supported_task(args: Any, given: dict[str, Any]) -> None:
         raise UnsupportedError(
             f"defense {defense.name!r} with preferences or rewards: it changes how rows with labels are trained on",
             remedy="use holdfast, sft, or another defense that leaves the task's batch and loss alone",
-        )
-
-
-def require_own_generation(args: Any) -> None:
-    """Refuse replies that the model in training does not sample by itself."""
-    for name, why in OTHER_GENERATION.items():
-        if getattr(args, name, False):
-            raise UnsupportedError(f"{name}: {why}", remedy=f"set {name}=False: the model in training generates")
-
-
-def require_whole_model(trainer: Any) -> None:
-    """Refuse shards, from which the model in training would have to sample."""
-    if trainer.is_fsdp_enabled:
-        raise UnsupportedError(
-            "rewards under FSDP2: sampling replies from a sharded model was never run with the filter",
-            remedy="use DDP (accelerate launch without FSDP), with LoRA or QLoRA where memory is short",
         )
 
 

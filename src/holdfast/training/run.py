@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +69,13 @@ class Progress:
 
 
 class Theta0:
-    """The model as it entered training: its fresh adapter off, or its first weights put back meanwhile.
-
-    Attributes:
-        idle_adapter: whether the run trains a fresh adapter; with it switched off the model is theta_0.
-        kept: theta_0 on the examples that are held in a KL, where no fresh adapter can be switched off.
-    """
+    """The model as it entered training: its fresh adapter off, or its first weights put back meanwhile."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        # Beside another one, which would be switched off with it, it is not.
+        # Whether a fresh adapter can be switched off: not beside another one, which would go with it.
         self.idle_adapter = has_idle_adapter(trainer.model) and len(trainer.model.peft_config) == 1
-        self.kept: KeptReference | None = None
+        self.kept: KeptReference | None = None  # theta_0 on the examples that are held in a KL, where it cannot
         self._weights: list[tuple[nn.Parameter, Tensor]] | None = None
 
     @contextmanager
@@ -101,8 +97,7 @@ class Theta0:
     def nudged(self) -> Iterator[None]:
         """A context in which every weight of a fresh adapter is `NUDGE` higher or lower, at random.
 
-        An adapter whose B is zero changes no bit, so that a KL from theta_0 is exactly zero. With any other one
-        rounding shows at once, and hardly grows with the distance.
+        An adapter whose B is zero changes no bit: a KL from theta_0 is exactly zero. With any other one rounding shows.
         """
         model = self._trainer.model
         moved = [shard(p) for p in model.parameters() if p.requires_grad] if self.idle_adapter else []
@@ -124,10 +119,7 @@ class Theta0:
             self.kept = KeptReference.of(self._trainer.run.forward, examples)
 
     def keep(self) -> None:
-        """Copy the trainable weights, for `active` where no fresh adapter can be switched off.
-
-        To be called in `initialise`: a checkpoint is loaded after it.
-        """
+        """Copy the trainable weights, for `active`; in `initialise`, since a checkpoint is loaded after it."""
         if self.idle_adapter or self._weights is not None:
             return
         if self._trainer.is_fsdp_enabled:
@@ -140,20 +132,14 @@ class Theta0:
 
 
 class Run:
-    """A training run, as engines see it and, by the protocol `hooks.TrainingRun`, defenses.
-
-    Attributes:
-        step_declined: why fused steps are not possible; None where they are, or none were asked for.
-        parts: of the optimizer under DeepSpeed's ZeRO-2, once training has made them; None elsewhere.
-    """
+    """A training run, as engines see it and, by the protocol `hooks.TrainingRun`, defenses."""
 
     def __init__(self, trainer: Any, data: SideData, fitting: Fitting) -> None:
         self.trainer, self.data, self.fitting = trainer, data, fitting
-        self.progress = Progress(trainer)
-        self.theta_0 = Theta0(trainer)
-        self.step_declined: str | None = None
-        self.parts: Parts | None = None
-        self._engine: StepEngine | None = None
+        self.folder: Path = trainer.run_dir
+        self.progress, self.theta_0 = Progress(trainer), Theta0(trainer)
+        self.step_declined: str | None = None  # why fused steps are not possible, where they were asked for
+        self.parts: Parts | None = None  # of the optimizer under DeepSpeed's ZeRO-2, once training has made them
 
     @property
     def model(self) -> Any:
@@ -169,24 +155,17 @@ class Run:
 
     @property
     def defense(self) -> Defense:
-        defense: Defense = self.trainer.defense
-        return defense
+        return self.trainer.defense  # type: ignore[no-any-return]
 
-    @property
+    @cached_property
     def engine(self) -> StepEngine:
         """How this run's gradients are computed; decided, and logged, at the first step."""
-        if self._engine is None:
-            self._engine = choose_engine(self)
-        return self._engine
-
-    @engine.setter
-    def engine(self, engine: StepEngine) -> None:
-        self._engine = engine
+        return choose_engine(self)
 
     @property
     def engine_name(self) -> str | None:
-        """`two_pass`, `fused` or `fused, recorded`; None before the first step."""
-        return None if self._engine is None else self._engine.name
+        """Of `StepEngine`; None before the first step."""
+        return self.engine.name if "engine" in vars(self) else None
 
     @property
     def side_rows(self) -> int:
@@ -201,11 +180,6 @@ class Run:
             batch_size=min(args.safety_eval_batch_size, self.fitting.eval_rows or args.safety_eval_batch_size),
             device=args.device, precision=trainer.accelerator.autocast, kept=self.theta_0.kept,
         )  # fmt: skip
-
-    @property
-    def folder(self) -> Path:
-        folder: Path = self.trainer.run_dir
-        return folder
 
     def other_loss(self) -> str | None:
         args, trainer = self.args, self.trainer

@@ -88,7 +88,7 @@ def named(value: Any, constraint: Any) -> dict[str, tuple[Any, ChanceConstraint]
     for name in sets:
         if not name.replace("_", "").replace("-", "").isalnum():
             raise ConfigError(f"safety set name {name!r}", remedy="use letters, digits, '-' and '_'")
-    return {name: (sets[name], constraints[name]) for name in sets}
+    return {name: (one, constraints[name]) for name, one in sets.items()}
 
 
 def _is_roles(value: Any) -> bool:
@@ -110,12 +110,21 @@ def splits_of(
 ) -> dict[str, tuple[Split, ChanceConstraint]]:
     """Every safety set with its constraint, split and proven to share nothing with the task or another set.
 
-    `dataset` is as `SafeSFTTrainer` takes it; None where there is no safety set.
+    `dataset` is as `SafeSFTTrainer` takes it; `task_prompts` None where the task data cannot be searched.
     """
     found = {}
     for name, (value, c) in ({} if dataset is None else named(dataset, constraint)).items():
         split = as_split(value, name=name, fractions=args.safety_fractions, seed=args.stream_seed)
-        found[name] = (prove_separation(split, task_prompts, on_leak=args.on_leak), c)
+        splits.require_disjoint(split)
+        if split.certify and task_prompts is None:
+            raise UnsupportedError(
+                "the task data is a stream or already tokenised, so it cannot be searched for certify prompts",
+                remedy="pass rows with text, or keep no certify split: safety_fractions=(0.75, 0.25, 0.0)",
+            )
+        if split.certify and task_prompts is not None:
+            split = splits.move_leaks(split, task_prompts) if args.on_leak == "move" else split
+            splits.require_unseen(split.certify, task_prompts)
+        found[name] = (split, c)
     splits.require_apart({name: split for name, (split, _) in found.items()})
     return found
 
@@ -133,14 +142,11 @@ def as_examples(value: Any, name: str) -> list[Example]:
 
 
 def task_prompts(dataset: Any, formatting: Callable[[Any], str] | None, text_field: str) -> list[str] | None:
-    """One or several strings per row: where a certify prompt could be.
+    """One or several strings per row: where a certify prompt could be; None of a stream or tokens.
 
     Of a conversation these are all turns that are not the assistant's, joined, and each of them alone (as
-    `searchable_texts` does for examples); otherwise the prompt, or the whole text where there is no prompt.
-
-    Lenient where the safety set is strict: a task row may hold anything that TRL accepts (tools, a last turn that is
-    not the assistant's), and only its prompt's text matters here. None when rows cannot be read as text: a stream, or
-    tokens.
+    `searchable_texts` does for examples); otherwise the prompt, or the whole text where there is no prompt. Lenient
+    where the safety set is strict: a task row may hold anything that TRL accepts, and only its prompt's text matters.
     """
     if dataset is None or not hasattr(dataset, "__len__") or not hasattr(dataset, "column_names"):
         return None
@@ -191,25 +197,6 @@ def require_task_tokenizer(args: Any, given: Mapping[str, Any]) -> None:
         require_usable_tokenizer(tokenizer, needs_chat=chat)
 
 
-def prove_separation(split: Split, task_prompts: Sequence[str] | None, *, on_leak: str) -> Split:
-    """Prove that the roles share no prompt and that no certify prompt occurs in the task data.
-
-    `task_prompts` is None when the task data cannot be searched (a stream, or tokenised rows).
-    """
-    splits.require_disjoint(split)
-    if not split.certify:
-        return split
-    if task_prompts is None:
-        raise UnsupportedError(
-            "the task data is a stream or already tokenised, so it cannot be searched for certify prompts",
-            remedy="pass rows with text, or keep no certify split: safety_fractions=(0.75, 0.25, 0.0)",
-        )
-    if on_leak == "move":
-        split = splits.move_leaks(split, task_prompts)
-    splits.require_unseen(split.certify, task_prompts)
-    return split
-
-
 def encode_set(
     name: str, constraint: ChanceConstraint, split: Split, tokenizer: Any, *, max_length: int | None
 ) -> SafetySet:
@@ -218,27 +205,28 @@ def encode_set(
         raise DataError(f"safety set {name!r} has no constraint example", remedy="add safety examples")
     chat = any(example.kind == "chat" for example in (*split.constraint, *split.monitor))
     require_usable_tokenizer(tokenizer, needs_chat=chat)
-    steering = encode_all(split.constraint, tokenizer, max_length=max_length, role="safety")
-    looking = encode_all(split.monitor, tokenizer, max_length=max_length, role="safety")
-    return SafetySet(
-        name, constraint, split, steering.examples, looking.examples, steering.n_truncated + looking.n_truncated
+    steering, looking = (
+        encode_all(part, tokenizer, max_length=max_length, role="safety") for part in (split.constraint, split.monitor)
     )
+    truncated = steering.n_truncated + looking.n_truncated
+    return SafetySet(name, constraint, split, steering.examples, looking.examples, truncated)
 
 
 def measure_all(trainer: Any) -> None:
     """Measure every safety set of a run at theta_0; a defense that promises the constraints must be able to start."""
-    for one in trainer.safety.values() if trainer.defense.constrains else ():
-        feasibility.require_feasible_start(one.constraint, getattr(trainer.defense.config, "reserve", 0.0))
-    by_kl = [one for one in trainer.safety.values() if one.constraint.unit in KL_UNITS]
+    defense, sets = trainer.defense, list(trainer.safety.values())
+    for one in sets if defense.constrains else ():
+        feasibility.require_feasible_start(one.constraint, getattr(defense.config, "reserve", 0.0))
+    by_kl = [one for one in sets if one.constraint.unit in KL_UNITS]
     trainer.run.theta_0.keep_states([example for one in by_kl for example in one.all_encoded])
-    for one in trainer.safety.values():
-        if trainer.defense.constrains:
+    for one in sets:
+        if defense.constrains:
             feasibility.warn_of_free_degradation(one.constraint, one.name)
             if (note := feasibility.likelihood_note(one.constraint)) is not None:
                 _announce(f"{one.name}: {note}")
         _measure(one, trainer)
-    if trainer.safety and not trainer.defense.constrains:
-        _announce(f"defense {trainer.defense.name!r} does not enforce these limits: the run is only measured by them")
+    if sets and not defense.constrains:
+        _announce(f"defense {defense.name!r} does not enforce these limits: the run is only measured by them")
 
 
 def _measure(safety: SafetySet, trainer: Any) -> None:
@@ -247,28 +235,26 @@ def _measure(safety: SafetySet, trainer: Any) -> None:
     constraint, model, args = safety.constraint, forward.model, trainer.args
     with deterministic(model), forward.precision():
         require_understood_head(model, forward.batch(safety.constraint_set[:1]))
-    own = {**trainer._theta_0, "data": data_sha256(safety.all_encoded), "first_k": constraint.first_k}
+    examples, cut = safety.all_encoded, len(safety.constraint_set)
+    own = {**trainer._theta_0, "data": data_sha256(examples), "first_k": constraint.first_k}
     folder = safety.folder(trainer.run_dir)
     require_same(safety.split.record, folder)
     if rank() == 0:
-        logger.info("measuring the model before training on %d examples of %s", len(safety.all_encoded), safety.name)
+        logger.info("measuring the model before training on %d examples of %s", len(examples), safety.name)
     safety.reference = reference_table(
-        forward, safety.all_encoded, own, stem=folder / "reference", cache=cache_folder(args.reference_cache),
-        roles=(len(safety.constraint_set), len(safety.monitor_set)),
+        forward, examples, own, stem=folder / "reference", cache=cache_folder(args.reference_cache),
+        roles=(cut, len(examples) - cut),
     )  # fmt: skip
     if rank() == 0:
         save_record(safety.split.record, folder)
     barrier()
     losses = safety.reference.in_unit(constraint)
-    cut = len(safety.constraint_set)
     safety.constraint_reference, safety.monitor_reference = losses[:cut], losses[cut:]
     # In training's batch size: kernels differ between shapes, and with them the last bits.
-    training = forward.resized(trainer.run.side_rows)
+    training, reference = forward.resized(trainer.run.side_rows), safety.constraint_reference
     # A KL grows with the square of a nudge, a likelihood with the nudge itself.
     with trainer.run.theta_0.nudged() if constraint.unit in KL_UNITS else nullcontext():
-        safety.noise_floor = noise_floor(
-            training, safety.steering_rows, safety.constraint_reference, constraint, args.stream_seed
-        )
+        safety.noise_floor = noise_floor(training, safety.steering_rows, reference, constraint, args.stream_seed)
     _announce(f"{safety.name}: {constraint.describe()}")
     _announce(
         f"{safety.name}: {cut} constraint, {len(safety.monitor_set)} monitor, {len(safety.split.certify)} certify "

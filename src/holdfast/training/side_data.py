@@ -21,6 +21,14 @@ from holdfast.training.side_pass import scored_tokens
 logger = logging.getLogger(__name__)
 
 STAGES = ("align", "finetune")
+NEEDS = {
+    "safety": ("a safety set", "safety_dataset=..., or defense='sft'"),
+    "harmful": ("harmful pairs", "harmful_dataset=... (prompts with the replies to be unlearned)"),
+    "unaligned": (
+        "the weights before alignment",
+        "unaligned=... (the base model, or the alignment adapter that was merged into the model)",
+    ),
+}
 
 
 def require_stage(defense: Defense, stage: str) -> None:
@@ -37,35 +45,22 @@ def require_stage(defense: Defense, stage: str) -> None:
 
 def require_side_data(defense: Defense, stage: str, given: Mapping[str, Any]) -> None:
     """Refuse a defense whose side data are missing; `given`: need -> what the user passed for it, or None."""
-    words = {
-        "safety": ("a safety set", "pass safety_dataset=..., or defense='sft'"),
-        "harmful": ("harmful pairs", "pass harmful_dataset=... (prompts with the replies to be unlearned)"),
-        "unaligned": (
-            "the weights before alignment",
-            "pass unaligned=... (the base model, or the alignment adapter that was merged into the model)",
-        ),
-    }
     for need in sorted(defense.needed(stage)):
         if given.get(need) is None:
-            what, remedy = words[need]
-            raise ConfigError(f"defense {defense.name!r} needs {what}", remedy=remedy)
+            what, remedy = NEEDS[need]
+            raise ConfigError(f"defense {defense.name!r} needs {what}", remedy=f"pass {remedy}")
 
 
 class SideData:
-    """Safety sets and harmful pairs, encoded; draws are pure functions of seed and step.
-
-    Attributes:
-        safety: safety sets by name.
-        harmful, harmful_examples: harmful pairs, for defenses that need them, and the same before tokenisation.
-        unaligned: where the weights before alignment are: see `holdfast.models.alignment_shift`.
-    """
+    """Safety sets and harmful pairs, encoded; draws are pure functions of seed and step."""
 
     def __init__(self, trainer: Any, safety: Mapping[str, SafetySet], harmful: Any, unaligned: Any) -> None:
         self._trainer = trainer
-        self.safety, self.unaligned = dict(safety), unaligned
+        self.safety = dict(safety)
+        self.unaligned = unaligned  # the weights before alignment: see `holdfast.models.alignment_shift`
         self._streams = {name: self._stream(one) for name, one in self.safety.items()}
-        self.harmful_examples: list[Example] = []
-        self.harmful: list[Encoded] = []
+        self.harmful_examples: list[Example] = []  # harmful pairs, for defenses that need them
+        self.harmful: list[Encoded] = []  # the same, tokenised
         if harmful is not None and "harmful" in trainer.defense.needed(trainer.args.stage):
             self.harmful_examples = as_examples(harmful, "harmful")
             if not self.harmful_examples:
@@ -75,8 +70,7 @@ class SideData:
         self._unaligned_sha256: str | None = None
 
     def _stream(self, safety: SafetySet) -> streams.StepStream:
-        trainer = self._trainer
-        size = trainer.args.safety_batch_size or self.task_batch
+        trainer, size = self._trainer, self._trainer.args.safety_batch_size or self.task_batch
         _require_shares(size, "safety_batch_size {} cannot be shared equally by {} processes")
         estimator = getattr(trainer.defense.config, "estimator", None)
         if size * safety.constraint.alpha < 1 and estimator == "batch":
@@ -94,12 +88,9 @@ class SideData:
 
     def fingerprint(self) -> dict[str, Any]:
         """What a resumed run must share: the side data. Empty for defenses without any."""
-        found: dict[str, Any] = {}
-        if self.harmful:
-            found["harmful"] = sha256_json([[list(e.input_ids), list(e.labels)] for e in self.harmful])
-        if self._unaligned_sha256 is not None:
-            found["unaligned"] = self._unaligned_sha256
-        return found
+        harmful = sha256_json([[list(e.input_ids), list(e.labels)] for e in self.harmful]) if self.harmful else None
+        found = {"harmful": harmful, "unaligned": self._unaligned_sha256}
+        return {name: digest for name, digest in found.items() if digest is not None}
 
     @property
     def task(self) -> Any:
@@ -130,7 +121,7 @@ class SideData:
         return self._streams[name].indices(int(self._trainer.state.global_step))
 
     def draw(self, rows: Sequence[Encoded], name: str, size: int | None = None) -> list[int]:
-        """Positions of this step's global batch of side rows; without `size`, as many as the safety batch has.
+        """Positions of this step's global batch of side rows, of `size` or as many as the safety batch has.
 
         Without replacement inside a pass, a new order for every pass.
         """
@@ -140,10 +131,7 @@ class SideData:
         return streams.StepStream(len(rows), size, args.stream_seed, name).indices(int(self._trainer.state.global_step))
 
     def own_share(self, rows: Sequence[Encoded]) -> tuple[Inputs, Items]:
-        """This process's part, for this micro-batch, of a step's batch of `task_batch` rows.
-
-        With what the step's loss is divided by.
-        """
+        """Of a step's `task_batch` rows this process's part for this micro-batch, and what the loss is divided by."""
         args, progress = self._trainer.args, self._trainer.run.progress
         each = args.per_device_train_batch_size
         needed = each * progress.micro_batches * world()

@@ -18,6 +18,7 @@ from holdfast.constraint.gradients import ParameterSpace, Vector, reshard, shard
 from holdfast.core.ranks import gather_rows, rank, sum_in_place, world
 from holdfast.data import streams
 from holdfast.data.encode import Encoded
+from holdfast.fused.support import own_dropout
 from holdfast.scoring.completion import completion_kl, completion_losses, deterministic
 from holdfast.scoring.degradation import degradation, slope
 from holdfast.scoring.forward import Forward
@@ -27,6 +28,8 @@ from holdfast.training.zero import PartSpace, SourceGradient
 RowLoss = Callable[[Any, dict[str, Tensor], list[int]], Tensor]
 """`loss(model, batch, positions)`: one differentiable number per row; what is differentiated is their sum over all rows
 of all ranks. `positions` are the rows' places in the list given to `side_gradient`."""
+Term = Callable[[Tensor], Tensor]
+"""From degradations to the per-example terms of a constraint, `phi(D - tau)`; differentiable."""
 
 
 def side_gradient(
@@ -76,12 +79,8 @@ def scored_tokens(rows: Sequence[Encoded]) -> int:
 class TokenMean:
     """Terms of a mean over all completion tokens of a batch: of their NLL, or of the KL from a reference."""
 
-    tokens: Tensor  # completion tokens of every row
+    total: int  # completion tokens of all rows
     reference: Callable[[], Any] | None = None  # makes the context in which the model is pi_0; None for the NLL
-
-    @property
-    def total(self) -> int:
-        return int(self.tokens.sum())
 
     def __call__(self, model: Any, batch: dict[str, Tensor], positions: list[int]) -> Tensor:
         if self.reference is None:
@@ -91,31 +90,21 @@ class TokenMean:
 
 def token_mean_nll(rows: Sequence[Encoded]) -> TokenMean:
     """`sum of token NLLs / number of tokens` over the whole batch: what SFT minimises on these rows."""
-    return TokenMean(_tokens(rows))
+    return TokenMean(scored_tokens(rows))
 
 
 def token_mean_kl(rows: Sequence[Encoded], reference: Callable[[], Any]) -> TokenMean:
     """The mean over all completion tokens of `KL(pi_0 || pi_theta)`, in nats; `reference`: `run.theta_0.active`."""
-    return TokenMean(_tokens(rows), reference)
-
-
-def _tokens(rows: Sequence[Encoded]) -> Tensor:
-    return torch.tensor([row.n_labels for row in rows], dtype=torch.float64)
+    return TokenMean(scored_tokens(rows), reference)
 
 
 def safety_gradient(
-    forward: Forward,
-    safety: SafetySet,
-    positions: list[int],
-    term: Callable[[Tensor], Tensor],
-    space: ParameterSpace,
-    micro_batch: int,
+    forward: Forward, safety: SafetySet, positions: list[int], term: Term, space: ParameterSpace, micro_batch: int
 ) -> tuple[Tensor, Vector]:
     """Degradations of the batch (float64, on the CPU) and the gradient of `mean_i term(D)_i` over all its rows.
 
-    `term` maps degradations to the per-example terms of the constraint (`phi(D - tau)`), so the mean splits over
-    micro-batches and ranks. A micro-batch in which no term has a slope gets no backward (but under FSDP2): its
-    gradient is zero.
+    The mean splits over micro-batches and ranks. A micro-batch in which no term has a slope gets no backward (but under
+    FSDP2): its gradient is zero.
     """
     found: list[Tensor] = []
     # FSDP2 frees what a forward gathered in its backward, which must therefore come.
@@ -149,16 +138,11 @@ def safety_forward(forward: Forward, safety: SafetySet, positions: list[int]) ->
 def may_share_backward(model: nn.Module, args: Any) -> bool:
     """Whether a forward without dropout may share the task's backward: not with dropout under gradient checkpointing.
 
-    Layers are then run again in the backward, when dropout is on again. Nor with re-entrant checkpointing under DDP:
-    two passes reach a parameter one by one, and DDP counts it as ready twice.
+    Layers are then run again, with dropout. Nor with re-entrant checkpointing under DDP, which counts a parameter as
+    ready twice.
     """
     if not args.gradient_checkpointing:
         return True
     if (args.gradient_checkpointing_kwargs or {}).get("use_reentrant") and world() > 1:
         return False
-    return not any((isinstance(m, nn.Dropout) and m.p > 0) or _own_dropout(m) for m in model.modules())
-
-
-def _own_dropout(module: nn.Module) -> bool:
-    """Whether a module applies dropout without a module of its own: attention in its kernel, OPT's kin in a layer."""
-    return any("drop" in name and isinstance(rate, float) and rate > 0 for name, rate in vars(module).items())
+    return not any((isinstance(m, nn.Dropout) and m.p > 0) or own_dropout(m) for m in model.modules())

@@ -22,6 +22,10 @@ def _whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
 
 
+def _cut(whole: Tensor, like: DTensor) -> Tensor:
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements)
+
+
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Trainable parameters by the name they have without wrappers, which is the one that PEFT and transformers load."""
     return {name.replace(CHECKPOINT_WRAPPER, ""): p for name, p in model.named_parameters() if p.requires_grad}
@@ -53,8 +57,8 @@ def load_trainable(model: nn.Module, folder: Path) -> None:
     reshard(model)
     stored = load_file(folder / TRAINABLE)
     params = _trainable(model)
-    shapes = {name: (p.shape, stored[name].shape) for name, p in params.items() if name in stored}
-    differing = sorted({*stored} ^ {*params}) + [name for name, (own, kept) in shapes.items() if own != kept]
+    shapes = [name for name, p in params.items() if name in stored and p.shape != stored[name].shape]
+    differing = sorted({*stored} ^ {*params}) + shapes
     if differing:
         raise CheckpointError(
             f"{folder / TRAINABLE} holds other trainable parameters than this model ({len(differing)} differ, "
@@ -63,10 +67,7 @@ def load_trainable(model: nn.Module, folder: Path) -> None:
         )
     for name, p in params.items():
         value = stored[name].to(p.dtype)
-        if isinstance(p, DTensor):
-            p.copy_(distribute_tensor(value.to(p.device), p.device_mesh, p.placements))
-        else:
-            p.copy_(value)
+        p.copy_(_cut(value, p) if isinstance(p, DTensor) else value)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -88,9 +89,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]
     params = [p for group in optimizer.param_groups for p in group["params"]]
     for number, entries in state["state"].items():
         p = params[int(number)]
-        if not isinstance(p, DTensor):
-            continue
-        for key, value in entries.items():
+        for key, value in entries.items() if isinstance(p, DTensor) else ():
             if isinstance(value, Tensor) and value.shape == p.shape:
-                entries[key] = distribute_tensor(value.to(p.device), p.device_mesh, p.placements)
+                entries[key] = _cut(value, p)
     optimizer.load_state_dict(state)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.files import read_json, write_text
@@ -37,24 +38,27 @@ _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def save_state(stem: Path, state: Any) -> None:
     """Write any nesting of containers, scalars, tensors and numpy values to `<stem>.json` and `.safetensors`.
 
-    Tensors keep dtype, shape and bits (NaN payloads included); device, strides, `requires_grad` and sharing
-    of storage are not kept. That both files are whole and belong together is what the manifest of a checkpoint
-    vouches for. A value of another type is refused by its path inside `state`; keys are str or int.
+    Tensors keep dtype, shape and bits (NaN payloads included); device, strides, `requires_grad` and sharing of storage
+    are not kept. A value of another type is refused by its path inside `state`; keys are str or int.
     """
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     tree = _encode(state, "state", tensors)
-    tensor_file = stem.with_name(f"{stem.name}.safetensors")
+    document, tensor_file = _files(stem)
     if tensors:
         save_file(tensors, tensor_file)
     else:
         tensor_file.unlink(missing_ok=True)
-    text = json.dumps({"schema": SCHEMA, "tensors": len(tensors), "state": tree}, allow_nan=False)
-    write_text(stem.with_name(f"{stem.name}.json"), text + "\n")
+    write_text(document, json.dumps({"schema": SCHEMA, "tensors": len(tensors), "state": tree}, allow_nan=False) + "\n")
+
+
+def _files(stem: Path) -> tuple[Path, Path]:
+    """A stem may have a dot in its name."""
+    return stem.with_name(f"{stem.name}.json"), stem.with_name(f"{stem.name}.safetensors")
 
 
 def load_state(stem: Path) -> Any:
     """Read what `save_state` wrote; tensors come back on the CPU, each with its own memory."""
-    path = stem.with_name(f"{stem.name}.json")
+    path, tensor_file = _files(stem)
     document = read_json(path)
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise CheckpointError(
@@ -62,7 +66,7 @@ def load_state(stem: Path) -> Any:
             remedy="resume with the holdfast version that wrote it, or from another checkpoint",
         )
     expected = document.get("tensors")
-    tensors = _read_tensors(stem.with_name(f"{stem.name}.safetensors")) if expected else {}
+    tensors = _read_tensors(tensor_file) if expected else {}
     if len(tensors) != expected:
         raise CheckpointError(f"{path} belongs to {expected} tensors, found {len(tensors)} beside it", remedy=ANOTHER)
     try:
@@ -98,7 +102,7 @@ def restore_rng(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(generator, device)
 
 
-def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt", device="cpu") as handle:
             # A clone, because the tensor may map the file, which rotation deletes.
@@ -115,7 +119,7 @@ def _refuse(where: str, found: str) -> NoReturn:
     )
 
 
-def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
+def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -126,14 +130,14 @@ def _encode(value: Any, where: str, tensors: dict[str, torch.Tensor]) -> Any:
     if kind in (list, tuple):
         items = [_encode(item, f"{where}[{i}]", tensors) for i, item in enumerate(value)]
         return items if kind is list else {TAG: "tuple", "items": items}
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return _encode_tensor(value, where, tensors)
     if isinstance(value, np.ndarray | np.generic):
         return _encode_numpy(value, where, tensors)
     _refuse(where, f"{kind.__module__}.{kind.__qualname__}")
 
 
-def _encode_mapping(value: dict[Any, Any], where: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+def _encode_mapping(value: dict[Any, Any], where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     for key in value:
         if type(key) not in (str, int):
             _refuse(where, f"a key of type {type(key).__qualname__}")
@@ -143,8 +147,8 @@ def _encode_mapping(value: dict[Any, Any], where: str, tensors: dict[str, torch.
     return {TAG: type(value).__name__, "items": pairs}
 
 
-def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout == torch.strided
+def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    plain = type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided
     if not plain or value.is_quantized or value.is_meta:
         _refuse(where, f"{type(value).__qualname__} ({value.layout}, {value.dtype}, {value.device.type})")
     copy = value.detach().to("cpu", copy=True).contiguous()
@@ -156,9 +160,7 @@ def _encode_tensor(value: torch.Tensor, where: str, tensors: dict[str, torch.Ten
     return entry
 
 
-def _encode_numpy(
-    value: np.ndarray[Any, Any] | np.generic, where: str, tensors: dict[str, torch.Tensor]
-) -> dict[str, Any]:
+def _encode_numpy(value: np.ndarray[Any, Any] | np.generic, where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     if type(value) is not np.ndarray and not isinstance(value, np.generic):
         _refuse(where, type(value).__qualname__)
     if value.dtype.kind not in "biufc":
@@ -169,7 +171,7 @@ def _encode_numpy(
     return {TAG: "numpy", "name": name, "dtype": value.dtype.str, "shape": list(value.shape), "scalar": scalar}
 
 
-def _decode(node: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(node, list):
         return [_decode(item, tensors) for item in node]
     if not isinstance(node, dict):
@@ -179,7 +181,7 @@ def _decode(node: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return _decode_tagged(node, tensors)
 
 
-def _decode_tagged(node: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
+def _decode_tagged(node: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
     kind = node[TAG]
     if kind == "float":
         return _NON_FINITE[node["value"]]

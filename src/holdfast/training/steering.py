@@ -36,10 +36,7 @@ class MovingConstraint:
             self.now = self.now.with_threshold(self.tail.update(index, degradations))
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"cvar_t": self.now.cvar_t}
-        if self.tail is not None:
-            state["tail"] = dict(self.tail.state_dict())
-        return state
+        return {"cvar_t": self.now.cvar_t} | ({} if self.tail is None else {"tail": self.tail.state_dict()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.tail is not None:
@@ -55,9 +52,6 @@ class Steering:
     Entropic, with M the running estimate of mean_i phi:  `log(M / (limit - margin)) / beta <= 0`.  Its gradient is that
     of the batch, sum_i w_i grad D_i with w_i = phi_i / sum_j phi_j. Weights by M instead would be nearly zero in every
     batch without the worst rows: the filter then made large corrections along noise.
-
-    Args:
-        config: with `estimator`, `decay`, `value_decay` and `reserve`.
     """
 
     def __init__(self, safety: SafetySet, config: Any) -> None:
@@ -71,11 +65,10 @@ class Steering:
             config.estimator, size=len(safety.constraint_set), start_phi=self.start(), decay=decay
         )
         require_room(self.start(), self.limit, self.margin, config.reserve, allowed=not self.constraint.feasible_start)
+        # Entropic: the least mean phi that counts, since it has a logarithm.
         self.least = max(1e-3 * min(self.start(), self.limit - self.margin), 1e-300)
-        """Entropic: the least mean phi that counts, since it has a logarithm."""
         self.row: Row = {}
-        self.inactive = 0.0
-        """Share of the last batch's rows whose term is flat: their gradient is zero."""
+        self.inactive = 0.0  # share of the last batch's rows whose term is flat: their gradient is zero
 
     @property
     def constraint(self) -> ChanceConstraint:
@@ -115,8 +108,7 @@ class Steering:
 
     def figures(self, degradations: Tensor) -> Row:
         """What the batch looks like, beside the constraint's own value."""
-        c = self.constraint
-        return {"violation_rate": c.violation_rate(degradations), "cvar": c.cvar(degradations)}
+        return tail_figures(self.constraint, degradations)
 
     def limit_of_steps(self) -> Limit:
         """The floor of the value, and the ceiling of a single step: half of the reserve is left.
@@ -130,9 +122,8 @@ class Steering:
     def estimate(self, measured: Measured, anchor: Anchor | None = None) -> tuple[float, float]:
         """The constraint's value with its margin: on this batch, and as the running estimate that takes it in.
 
-        With an anchor the estimate follows the distance from theta_0.
-
-        Entropic: the measured gradient is divided in place by the sum of its weights.
+        With an anchor the estimate follows the distance from theta_0. Entropic: the measured gradient is divided in
+        place by the sum of its weights.
         """
         d = measured.degradations
         terms = self._phi(d) if self.entropic else self.terms(d)
@@ -155,7 +146,7 @@ class Steering:
         return self.value(estimate, self.margin)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"estimator": dict(self.estimator.state_dict()), **self.moving.state_dict()}
+        return {"estimator": self.estimator.state_dict(), **self.moving.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.estimator.load_state_dict(state["estimator"])
@@ -165,8 +156,7 @@ class Steering:
 def looks_first(args: Any, inactive: float) -> bool:
     """Whether to look at the safety rows first: while, on average over the last steps, most of them are left out.
 
-    Looking costs a forward of all rows, half of what forward and backward of a row cost (a third with checkpointing);
-    it has to save clearly more than that.
+    Looking costs half of a row's forward and backward (a third with checkpointing); it has to save clearly more.
     """
     if args.skip_inactive_rows != "auto":
         return bool(args.skip_inactive_rows == "on")
@@ -184,8 +174,9 @@ def batch_figures(constraint: ChanceConstraint, degradations: Tensor) -> Row:
     if not bool(torch.isfinite(degradations).all()):
         return {"g": None, "violation_rate": None, "cvar": None}
     value = float(constraint.value(degradations))
-    return {
-        "g": value if math.isfinite(value) else None,
-        "violation_rate": constraint.violation_rate(degradations),
-        "cvar": constraint.cvar(degradations),
-    }
+    return {"g": value if math.isfinite(value) else None, **tail_figures(constraint, degradations)}
+
+
+def tail_figures(constraint: ChanceConstraint, degradations: Tensor) -> Row:
+    """Violation rate and CVaR of one batch."""
+    return {"violation_rate": constraint.violation_rate(degradations), "cvar": constraint.cvar(degradations)}

@@ -24,15 +24,12 @@ from holdfast.core.ranks import rank
 from holdfast.core.registry import Registry
 from holdfast.data.encode import Encoded
 from holdfast.training.hooks import Inputs, Items
-from holdfast.training.side_pass import RowLoss, safety_forward, safety_gradient, side_gradient
+from holdfast.training.side_pass import RowLoss, Term, safety_forward, safety_gradient, side_gradient
 
 if TYPE_CHECKING:
     from holdfast.training.run import Run
 
 logger = logging.getLogger(__name__)
-
-Term = Callable[[Tensor], Tensor]
-"""From degradations to the per-example terms of a constraint, `phi(D - tau)`; differentiable."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +109,10 @@ class TwoPassEngine:
 @ENGINES.register("fused")
 def _fused(run: Run) -> StepEngine | str:
     from holdfast.training.fused_engine import FusedEngine
+    from holdfast.training.fused_setup import joint_pass
 
-    return FusedEngine.make(run)
+    joint = joint_pass(run)
+    return joint if isinstance(joint, str) else FusedEngine(run, joint)
 
 
 def choose_engine(run: Run) -> StepEngine:

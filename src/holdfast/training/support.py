@@ -1,28 +1,46 @@
 """Combinations in which the guarantee would not be computed correctly: refused by name, before anything is trained."""
 
+import importlib.util
+import json
 import logging
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from holdfast.constraint.gradients import ParameterSpace
-from holdfast.core.errors import UnsupportedError
+from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.ranks import launched_with
 from holdfast.scoring.completion import deterministic, require_understood_head
-from holdfast.training import zero_support
 from holdfast.training.row_weights import require_row_weights
 
 logger = logging.getLogger(__name__)
 
 LAYERWISE_OPTIMIZERS = ("lomo", "adalomo", "layerwise")
-SECOND_ITERATE_OPTIMIZERS = ("schedule_free",)
 FSDP1 = (
     "FSDP version 1: flat parameters do not allow two consecutive backward passes",
     "set fsdp_version: 2 in the accelerate configuration, or fsdp_config={'version': 2}",
 )
+ZERO_STAGES = (1, 2)
+ZERO_SETTINGS = frozenset(  # with which the filter was run
+    """zero_optimization train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping
+    bf16 fp16 steps_per_print wall_clock_breakdown zero_allow_untested_optimizer optimizer scheduler
+    """.split()  # noqa: SIM905
+)
+ZERO_OPTIMIZATION = frozenset(
+    """stage offload_optimizer offload_param allgather_partitions allgather_bucket_size overlap_comm reduce_scatter
+    reduce_bucket_size contiguous_gradients round_robin_gradients""".split()  # noqa: SIM905
+)
+INSTEAD = (
+    "use FSDP2, which shards weights too: `accelerate launch --config_file fsdp2.yaml` with distributed_type: FSDP and "
+    "fsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP} (examples/launch/fsdp2.yaml); or "
+    "ZeRO-2 (examples/launch/zero2.yaml)"
+)
+OWN = "leave it out: the run's own optim, learning_rate, lr_scheduler_type and warmup_steps are used"
 
 
 @contextmanager
@@ -40,9 +58,16 @@ def cudnn_attention(enabled: bool) -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def _refuse(condition: bool, what: str, remedy: str) -> None:
-    if condition:
-        raise UnsupportedError(what, remedy=remedy)
+def _refuse(*cases: tuple[Any, str, str]) -> None:
+    """Refuse the first case whose condition holds; the others are what is refused and the remedy."""
+    for condition, what, remedy in cases:
+        if condition:
+            raise UnsupportedError(what, remedy=remedy)
+
+
+def _innermost(model: Any) -> Any:
+    """The model below an adapter."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def optimizer_name(args: Any) -> str:
@@ -58,63 +83,49 @@ def require_import_order(cls: type) -> None:
     """
     if "unsloth" in sys.modules and (trl := sys.modules.get("trl")) is not None:
         now = [getattr(trl, name, None) for name in ("SFTTrainer", "DPOTrainer", "GRPOTrainer")]
-        _refuse(
-            not any(one in cls.__mro__ for one in now),
-            f"unsloth was imported after holdfast: {cls.__name__} stands on TRL's trainer, not on Unsloth's",
-            "write `import unsloth` as the first import of the program, before holdfast, trl and transformers",
-        )
+        what = f"unsloth was imported after holdfast: {cls.__name__} stands on TRL's trainer, not on Unsloth's"
+        remedy = "write `import unsloth` as the first import of the program, before holdfast, trl and transformers"
+        _refuse((not any(one in cls.__mro__ for one in now), what, remedy))
 
 
 def require_whole_model(args: Any, asks: str, remedy: str) -> None:
     """Refuse what asks the model itself under FSDP. The arguments' distributed state still says DDP there."""
-    sharded = launched_with("FSDP") or bool(args.fsdp)
-    _refuse(sharded, f"{asks} under FSDP: a sharded model cannot be asked", remedy)
+    sharded = launched_with("FSDP") or args.fsdp
+    _refuse((sharded, f"{asks} under FSDP: a sharded model cannot be asked", remedy))
 
 
 def require_supported_arguments(args: Any) -> None:
     """Refuse what the arguments alone give away."""
+    _refuse((
+        args.fp16, "fp16 training: gradients carry the loss scale, and an overflow voids the step the filter corrects",
+        "use bf16=True",
+    ))  # fmt: skip
+    require_supported_zero(args)
     optim = optimizer_name(args)
     _refuse(
-        bool(args.fp16),
-        "fp16 training: gradients carry the loss scale, and an overflow voids the step the filter corrects",
-        "use bf16=True",
-    )
-    zero_support.require_supported_settings(args)
-    _refuse((args.fsdp_plugin_args or {}).get("fsdp_version", 2) == 1, *FSDP1)
-    _refuse(
-        args.n_gpu > 1,
-        "nn.DataParallel (several GPUs visible to one process)",
-        "launch with `accelerate launch` or `torchrun`, or set CUDA_VISIBLE_DEVICES to one GPU",
-    )
-    _refuse(
-        any(name in optim for name in LAYERWISE_OPTIMIZERS),
-        f"optimizer {optim}: it updates parameters during the backward pass, before the filter can see the step",
-        "use adamw_torch or another optimizer with an ordinary step",
-    )
-    _refuse(
-        any(name in optim for name in SECOND_ITERATE_OPTIMIZERS),
-        f"optimizer {optim}: it keeps a second set of weights, and the next step would undo the correction",
-        "use adamw_torch with a learning-rate schedule",
-    )
-    _refuse(
-        bool(args.torch_compile),
-        "torch_compile: the safety pass has other shapes than the task pass and reads hidden states through a hook",
-        "set torch_compile=False",
-    )
-    _refuse(
-        bool(args.auto_find_batch_size),
-        "auto_find_batch_size: it restarts the loop with another batch, and with it another constraint estimate",
-        "set per_device_train_batch_size yourself; safety_micro_batch_size splits the safety pass",
-    )
+        ((args.fsdp_plugin_args or {}).get("fsdp_version", 2) == 1, *FSDP1),
+        (args.n_gpu > 1, "nn.DataParallel (several GPUs visible to one process)",
+         "launch with `accelerate launch` or `torchrun`, or set CUDA_VISIBLE_DEVICES to one GPU"),
+        (any(name in optim for name in LAYERWISE_OPTIMIZERS),
+         f"optimizer {optim}: it updates parameters during the backward pass, before the filter can see the step",
+         "use adamw_torch or another optimizer with an ordinary step"),
+        ("schedule_free" in optim,
+         f"optimizer {optim}: it keeps a second set of weights, and the next step would undo the correction",
+         "use adamw_torch with a learning-rate schedule"),
+        (args.torch_compile,
+         "torch_compile: the safety pass has other shapes than the task pass and reads hidden states through a hook",
+         "set torch_compile=False"),
+        (args.auto_find_batch_size,
+         "auto_find_batch_size: it restarts the loop with another batch, and with it another constraint estimate",
+         "set per_device_train_batch_size yourself; safety_micro_batch_size splits the safety pass"),
+    )  # fmt: skip
 
 
 def require_device(args: Any) -> None:
     """Refuse settings that this machine's device cannot follow; `check` does not ask, it may run elsewhere."""
-    _refuse(
-        bool(getattr(args, "activation_offloading", False)) and args.device.type == "cpu",
-        "activation_offloading without a GPU: there is nothing to move activations away from",
-        "set activation_offloading: false, or train on a GPU",
-    )
+    what = "activation_offloading without a GPU: there is nothing to move activations away from"
+    offloads = getattr(args, "activation_offloading", False) and args.device.type == "cpu"
+    _refuse((offloads, what, "set activation_offloading: false, or train on a GPU"))
 
 
 def require_supported_engine(accelerator: Any, *, adapter: bool = False) -> None:
@@ -122,39 +133,36 @@ def require_supported_engine(accelerator: Any, *, adapter: bool = False) -> None
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)).upper()
     if "DEEPSPEED" in kind:
         plugin = getattr(accelerator, "deepspeed_plugin", None)
-        zero_support.require_supported_config(getattr(plugin, "deepspeed_config", {}))
-    _refuse("MEGATRON" in kind or "XLA" in kind, f"the {kind} engine", "use DDP or FSDP2 (accelerate launch)")
-    _refuse("FSDP" in kind and not getattr(accelerator, "is_fsdp2", False), *FSDP1)
+        _refuse(*_of_zero(getattr(plugin, "deepspeed_config", {})))
     sharding = getattr(getattr(accelerator, "state", None), "fsdp_plugin", None)
-    _refuse(
-        adapter and bool(getattr(sharding, "activation_checkpointing", False)),
-        "FSDP's activation_checkpointing with an adapter: PEFT does not find the wrapped layers and saves no weight",
-        "set activation_checkpointing: false and gradient_checkpointing=True",
-    )
     parallel = getattr(accelerator, "parallelism_config", None)
-    for name, words in (("tp", "tensor"), ("cp", "context"), ("sp", "sequence")):
-        size = getattr(parallel, f"{name}_size", 1) or 1
-        _refuse(size > 1, f"{words} parallelism ({name}_size={size})", "use data parallelism: DDP or FSDP2")
+    sizes = [
+        (f"{words} parallelism ({name}_size", getattr(parallel, f"{name}_size", 1) or 1)
+        for name, words in (("tp", "tensor"), ("cp", "context"), ("sp", "sequence"))
+    ]
     replicas = getattr(parallel, "dp_replicate_size", 1) or 1
     _refuse(
-        "FSDP" in kind and replicas > 1, f"hybrid sharding (dp_replicate_size={replicas})", "use one-dimensional FSDP2"
-    )
+        ("MEGATRON" in kind or "XLA" in kind, f"the {kind} engine", "use DDP or FSDP2 (accelerate launch)"),
+        ("FSDP" in kind and not getattr(accelerator, "is_fsdp2", False), *FSDP1),
+        (adapter and getattr(sharding, "activation_checkpointing", False),
+         "FSDP's activation_checkpointing with an adapter: PEFT does not find the wrapped layers and saves no weight",
+         "set activation_checkpointing: false and gradient_checkpointing=True"),
+        *((size > 1, f"{what}={size})", "use data parallelism: DDP or FSDP2") for what, size in sizes),
+        ("FSDP" in kind and replicas > 1, f"hybrid sharding (dp_replicate_size={replicas})",
+         "use one-dimensional FSDP2"),
+    )  # fmt: skip
 
 
 def require_supported_model(model: Any, *, vision: bool) -> None:
     """Refuse models and adapters whose losses or steps we cannot compute."""
-    _refuse(vision, "vision data sets", "use a text data set")
     _refuse(
-        bool(getattr(model, "is_distributed_loading_by_transformers", False)),
-        "a model sharded while it was loaded (DistributedConfig): hooks we do not control reduce its gradients",
-        "load it whole and let accelerate shard it (FSDP2)",
-    )
-    for config in getattr(model, "peft_config", {}).values():
-        _refuse(
-            bool(config.is_prompt_learning),
-            f"{config.peft_type}: virtual tokens shift every position of the sequence",
-            "use LoRA",
-        )
+        (vision, "vision data sets", "use a text data set"),
+        (getattr(model, "is_distributed_loading_by_transformers", False),
+         "a model sharded while it was loaded (DistributedConfig): hooks we do not control reduce its gradients",
+         "load it whole and let accelerate shard it (FSDP2)"),
+        *((c.is_prompt_learning, f"{c.peft_type}: virtual tokens shift every position of the sequence", "use LoRA")
+          for c in getattr(model, "peft_config", {}).values()),
+    )  # fmt: skip
 
 
 def require_float32(model: Any) -> None:
@@ -168,8 +176,7 @@ def keep_adapters_in_float32(model: Any) -> None:
     TRL stores them in bfloat16 there, in which `theta_after - theta_before` is mostly rounding. A full-precision base
     is left alone: its trainable weights in bfloat16 are refused when the filter is attached.
     """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if not (getattr(model, "is_quantized", False) or getattr(inner, "is_quantized", False)):
+    if not any(getattr(one, "is_quantized", False) for one in (model, _innermost(model))):
         return
     cast = [p for p in model.parameters() if p.requires_grad and p.dtype == torch.bfloat16]
     for p in cast:
@@ -180,12 +187,9 @@ def keep_adapters_in_float32(model: Any) -> None:
 
 def require_shardable(model: Any) -> None:
     """Refuse weights that FSDP2 cannot shard."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    _refuse(
-        bool(getattr(inner, "is_loaded_in_8bit", False)),
-        "an 8-bit base under FSDP2, which shards floating-point numbers alone",
-        "use quantization: 4bit, whose bits are stored as bfloat16, or DDP",
-    )
+    what = "an 8-bit base under FSDP2, which shards floating-point numbers alone"
+    remedy = "use quantization: 4bit, whose bits are stored as bfloat16, or DDP"
+    _refuse((getattr(_innermost(model), "is_loaded_in_8bit", False), what, remedy))
 
 
 def require_supported_defense(trainer: Any) -> None:
@@ -198,13 +202,86 @@ def require_supported_defense(trainer: Any) -> None:
     if trainer.is_fsdp_enabled:
         require_shardable(trainer.model)
     if trainer.is_deepspeed_enabled:
-        zero_support.require_supported_run(trainer)
-    for engine, used, known in (
-        ("FSDP2", trainer.is_fsdp_enabled, defense.fsdp),
-        ("DeepSpeed", trainer.is_deepspeed_enabled, defense.deepspeed),
-    ):
-        if used and not known:
-            raise UnsupportedError(
-                f"defense {defense.name!r} under {engine}: its algebra on parts of the weights is not implemented",
-                remedy="use DDP (accelerate launch --multi_gpu); `holdfast ls defenses --json` lists what supports it",
-            )
+        require_supported_zero_run(trainer)
+    what = f"defense {defense.name!r} under {{}}: its algebra on parts of the weights is not implemented"
+    remedy = "use DDP (accelerate launch --multi_gpu); `holdfast ls defenses --json` lists what supports it"
+    _refuse(
+        (trainer.is_fsdp_enabled and not defense.fsdp, what.format("FSDP2"), remedy),
+        (trainer.is_deepspeed_enabled and not defense.deepspeed, what.format("DeepSpeed"), remedy),
+    )
+
+
+def zero_settings(args: Any) -> Mapping[str, Any] | None:
+    """DeepSpeed's settings, of the arguments or of `accelerate launch`; None where it is not used."""
+    given = args.deepspeed
+    if not given and not launched_with("DEEPSPEED"):
+        return None
+    given = given or os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if given == "none":  # accelerate's own questions, answered one by one
+        name = "ACCELERATE_DEEPSPEED_"
+        offload = {
+            key: {"device": os.environ.get(f"{name}{key.upper()}_DEVICE", "none")}
+            for key in ("offload_optimizer", "offload_param")
+        }
+        return {"zero_optimization": {"stage": int(os.environ.get(f"{name}ZERO_STAGE", "2")), **offload}}
+    if isinstance(given, Mapping):
+        return given
+    try:
+        read: dict[str, Any] = json.loads(Path(given).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"DeepSpeed's settings {given}: {error}", remedy="give the path of a JSON file, or a mapping"
+        ) from error
+    return read
+
+
+def _of_zero(config: Mapping[str, Any]) -> Iterator[tuple[Any, str, str]]:
+    """What of DeepSpeed's settings is not supported: all that the filter was not run with."""
+    zero = config.get("zero_optimization", {})
+    stage = int(zero.get("stage", 0))
+    yield stage == 3, "DeepSpeed ZeRO-3: its weights are in parts that the safety pass would have to gather", INSTEAD
+    yield (
+        stage not in ZERO_STAGES,
+        f"DeepSpeed stage {stage}: its optimizer has no parts for the filter to correct",
+        "set zero_optimization: {stage: 2}, or use DDP (examples/launch/ddp.yaml)",
+    )
+    for key in ("offload_optimizer", "offload_param"):
+        device = (zero.get(key) or {}).get("device", "none")
+        what = f"DeepSpeed {key} to {device}: its step runs elsewhere than the filter's correction"
+        yield device != "none", what, f"set {key}: {{device: none}}"
+    fp16 = config.get("fp16")
+    yield (
+        isinstance(fp16, Mapping) and fp16.get("enabled") is True,
+        "fp16 in DeepSpeed's settings: gradients carry a loss scale, and an overflow voids the step",
+        "use bf16",
+    )
+    for key in ("optimizer", "scheduler"):
+        yield key in config, f"{key} in DeepSpeed's settings: its step is not a torch optimizer's with hooks", OWN
+    other = sorted({*config} - ZERO_SETTINGS)
+    other += sorted(key for key in {*zero} - ZERO_OPTIMIZATION if not key.startswith("stage3_"))
+    yield other, f"DeepSpeed settings never run with the filter: {', '.join(other)}", "leave them out"
+
+
+def require_supported_zero(args: Any) -> None:
+    """Refuse settings of DeepSpeed, in the arguments or by `accelerate launch`, that the filter was not run with."""
+    config = zero_settings(args)
+    if config is None:
+        return
+    _refuse(*_of_zero(config))
+    if importlib.util.find_spec("deepspeed") is None:
+        raise ConfigError("DeepSpeed is not installed", remedy="pip install deepspeed, or use DDP or FSDP2")
+
+
+def require_supported_zero_run(trainer: Any) -> None:
+    """Refuse what the arguments alone do not give away."""
+    checkpointing = trainer.args.gradient_checkpointing_kwargs or {}
+    _refuse(
+        (trainer.args.gradient_checkpointing and checkpointing.get("use_reentrant"),
+         "re-entrant gradient checkpointing under DeepSpeed: the safety pass differentiates without `.backward()`",
+         "set gradient_checkpointing_kwargs: {use_reentrant: false}"),
+        (getattr(_innermost(trainer.model), "is_quantized", False),
+         "a quantised base under DeepSpeed: never run with the filter",
+         "use DDP (examples/launch/ddp.yaml) or FSDP2 (examples/launch/fsdp2.yaml)"),
+        (trainer.method != "SFT", f"{trainer.method} under DeepSpeed: never run with the filter",
+         "use DDP (examples/launch/ddp.yaml)"),
+    )  # fmt: skip

@@ -28,7 +28,7 @@ from holdfast.training.fitting import Fitting, loss_is_scaled
 from holdfast.training.fused_setup import BATCH
 from holdfast.training.hooks import Defense, Items, make_defense
 from holdfast.training.monitored import MonitoredTrainer
-from holdfast.training.monitoring import SafetyMonitor, StepRecorder
+from holdfast.training.monitoring import StepRecorder
 from holdfast.training.run import Run, torch_optimizer
 from holdfast.training.safety import SafetySet, trained_texts
 from holdfast.training.side_data import SideData, require_side_data, require_stage
@@ -38,8 +38,7 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
     """What all trainers share; a subclass names one of TRL's as its second base, and the class of its arguments."""
 
     arguments: ClassVar[type[SafetyArguments]]
-    batch_keys: frozenset[str] = BATCH
-    """What the batch in progress holds, as collated."""
+    batch_keys: frozenset[str] = BATCH  # what the batch in progress holds, as collated
 
     def __init__(
         self,
@@ -109,7 +108,6 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
         self.recorder = StepRecorder(self)
         self.add_callback(self.recorder)
         self.run = Run(self, data, Fitting(self))
-        self.safety_monitor = SafetyMonitor(self.run)
         support.require_supported_defense(self)
         require_same_inputs(self)
         self.defense.validate(self.run)
@@ -185,11 +183,10 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
             return default(model, inputs, *args, **kwargs)
         given: Any = None
 
-        def own() -> Tensor:
+        def own() -> Any:
             nonlocal given
             given = default(model, inputs, *args, **kwargs)
-            loss: Tensor = given[0] if isinstance(given, tuple) else given
-            return loss
+            return given[0] if isinstance(given, tuple) else given
 
         items = kwargs.get("num_items_in_batch")
         loss = self.defense.task_loss(self.run, model, inputs, items, own)

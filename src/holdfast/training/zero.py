@@ -11,7 +11,7 @@ The filter, its inner products and checkpoints are then those of FSDP2. What is 
 * `bf16` is autocast, as under DDP. DeepSpeed's own would round the model's weights after each step to bfloat16, and
   with them most of a correction.
 
-`zero_support` says what is refused.
+`support` says what is refused.
 """
 
 from __future__ import annotations
@@ -76,8 +76,6 @@ class Parts:
 
     def _sharded(self, part: Tensor) -> DTensor:
         return DTensor.from_local(part, self._mesh, [Shard(0)], run_check=False)
-
-    # -- a step --------------------------------------------------------------------------------------------------------
 
     def take_gradients(self) -> None:
         """Set `.grad` of each part to what DeepSpeed has reduced, whose own pieces become views of it."""

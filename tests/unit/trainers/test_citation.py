@@ -16,7 +16,7 @@ from trl import DPOTrainer, SFTTrainer
 from holdfast.certification.kept import ANSWERS, COVERAGE, REFUSALS, Kept
 from holdfast.defenses.holdfast import Holdfast
 from holdfast.reporting.card import is_ours_to_write
-from holdfast.training import citation
+from holdfast.training import monitored as citation
 from holdfast_lab.defenses.lisa import Lisa
 
 ROOT = Path(__file__).parents[3]
@@ -45,7 +45,7 @@ def test_a_pushed_model_cites_the_paper(tmp_path, monkeypatch):
     assert read.text.strip() == text.strip()
     assert "This model was trained with SFT with holdfast.\n" in text
     assert is_ours_to_write(tmp_path / "run" / "README.md")  # `holdfast report` may put its own there
-    assert trainer.method == "SFT"  # what refusals go by (training/zero_support.py)
+    assert trainer.method == "SFT"  # what refusals go by (training/support.py)
     assert f"Cite SFT with holdfast as:\n\n```bibtex\n{citation.CITATION}\n```" in text
 
 
