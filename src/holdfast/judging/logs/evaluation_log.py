@@ -55,6 +55,11 @@ def bad_log(where: str, what: str) -> DataError:
     return DataError(f"{where}: {what}", remedy="give a log that inspect or lm-eval wrote to its end, unchanged")
 
 
+def require(holds: object, where: str, what: str) -> None:
+    if not holds:
+        raise bad_log(where, what)
+
+
 def unreadable(path: Path, error: OSError) -> DataError:
     return DataError(f"{path} cannot be read: {error.strerror}", remedy="give the path of a log file")
 

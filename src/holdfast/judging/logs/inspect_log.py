@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 from holdfast.core.errors import DataError
 from holdfast.core.hashing import sha256_file, sha256_text
 from holdfast.judging.logs import evaluation_log as log
-from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample, bad_log, inner, loads, shown, typed
+from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample, bad_log, inner, require, shown, typed
 
 MAX_JSON: Final = 256 << 20
 _SAMPLE: Final = re.compile(r"samples/[^/\\]+\.json")
@@ -31,11 +31,11 @@ def read_inspect(path: Path) -> EvaluationLog:
         with open_zip(path) as members:
             if _HEADER not in members.names:
                 raise _unfinished(where, "no header.json")
-            header = loads(members.read(_HEADER), f"{where}, {_HEADER}")
+            header = log.loads(members.read(_HEADER), f"{where}, {_HEADER}")
             named = ((f"{where}, {shown(name)}", name) for name in members.names if _SAMPLE.fullmatch(name))
-            samples = _samples((place, loads(members.read(name), place)) for place, name in named)
+            samples = _samples((place, log.loads(members.read(name), place)) for place, name in named)
     else:
-        header = loads(log.read_bounded(path, MAX_JSON), where)
+        header = log.loads(log.read_bounded(path, MAX_JSON), where)
         rows = typed(header, "samples", list, where)
         samples = _samples((f"{where}, sample {i}", row) for i, row in enumerate(rows))
     status = typed(header, "status", str, where)
@@ -73,15 +73,14 @@ def _samples(logged: Iterable[tuple[str, Any]]) -> list[LoggedSample]:
     samples: dict[tuple[str, int], LoggedSample] = {}
     for where, row in logged:
         sample = _sample(where, row)
-        if samples.setdefault((sample.id, sample.epoch), sample) is not sample:
-            raise bad_log(where, "its id and epoch occur twice")
+        first = samples.setdefault((sample.id, sample.epoch), sample)
+        require(first is sample, where, "its id and epoch occur twice")
     return list(samples.values())
 
 
 def _sample(where: str, row: Any) -> LoggedSample:
     given = inner(row, "id")
-    if not isinstance(given, str | int) or isinstance(given, bool):
-        raise bad_log(where, "a sample without an id")
+    require(isinstance(given, str | int) and not isinstance(given, bool), where, "a sample without an id")
     asked = row.get("input")
     if isinstance(asked, list):  # of messages, role and content alone
         asked = [{key: m.get(key) for key in ("role", "content")} if isinstance(m, dict) else m for m in asked]
@@ -103,8 +102,7 @@ def _id(given: str | int) -> str:
 def _prompt(where: str, asked: Any) -> str:
     if isinstance(asked, str):
         return asked
-    if not isinstance(asked, list):
-        raise bad_log(where, "an input that is neither text nor messages")
+    require(isinstance(asked, list), where, "an input that is neither text nor messages")
     texts = []
     for content in (message["content"] for message in asked if isinstance(message, dict)):
         parts = [inner(part, "text") for part in content] if isinstance(content, list) else [content]
@@ -114,8 +112,7 @@ def _prompt(where: str, asked: Any) -> str:
 
 def _scores(where: str, given: Any) -> dict[str, Any]:
     """Values by scorer; of a scorer that gives several, each as `scorer.name`."""
-    if not isinstance(given, dict):
-        raise bad_log(where, "scores that are no object")
+    require(isinstance(given, dict), where, "scores that are no object")
     scores: dict[str, Any] = {}
     for name, score in given.items():
         value = inner(score, "value")
@@ -150,22 +147,18 @@ class ZipMembers:
         members = archive.infolist()
         self._by_name = {member.filename: member for member in members}
         self.names = list(self._by_name)
-        if len(members) > MAX_MEMBERS:
-            raise bad_log(where, f"{len(members)} members, expected at most {MAX_MEMBERS}")
-        if len(self._by_name) != len(members):
-            raise bad_log(where, "a member occurs twice")
-        if sum(member.file_size for member in members) > MAX_TOTAL:
-            raise bad_log(where, f"more than {MAX_TOTAL >> 30} GiB unpacked")
+        n, unpacked = len(members), sum(member.file_size for member in members)
+        require(n <= MAX_MEMBERS, where, f"{n} members, expected at most {MAX_MEMBERS}")
+        require(n == len(self._by_name), where, "a member occurs twice")
+        require(unpacked <= MAX_TOTAL, where, f"more than {MAX_TOTAL >> 30} GiB unpacked")
 
     def read(self, name: str) -> bytes:
         """A member's content; its length and checksum must be those of the list of members."""
         member, where = self._by_name.get(name), f"{self._where}, member {shown(name)}"
         if member is None:
             raise bad_log(where, "missing")
-        if member.file_size > MAX_MEMBER:
-            raise bad_log(where, f"more than {MAX_MEMBER >> 20} MiB unpacked")
-        if member.flag_bits & 0x1:
-            raise bad_log(where, "encrypted")
+        require(member.file_size <= MAX_MEMBER, where, f"more than {MAX_MEMBER >> 20} MiB unpacked")
+        require(not member.flag_bits & 0x1, where, "encrypted")
         try:
             if member.compress_type == ZSTANDARD:
                 data = self._zstandard(member)
@@ -178,8 +171,8 @@ class ZipMembers:
             raise
         except _DAMAGE as error:
             raise bad_log(where, f"damaged ({type(error).__name__})") from None
-        if len(data) != member.file_size or zlib.crc32(data) != member.CRC:
-            raise bad_log(where, "its length or checksum is another")
+        whole = len(data) == member.file_size and zlib.crc32(data) == member.CRC
+        require(whole, where, "its length or checksum is another")
         return data
 
     def _zstandard(self, member: zipfile.ZipInfo) -> bytes:
@@ -209,8 +202,8 @@ def open_zip(path: Path) -> Iterator[ZipMembers]:
     with handle:
         if (size := _directory_size(handle)) is None:
             raise bad_log(where, "not a ZIP file, or cut off")
-        if size > MAX_DIRECTORY:
-            raise bad_log(where, f"a list of members of {size >> 20} MiB, expected at most {MAX_DIRECTORY >> 20}")
+        what = f"a list of members of {size >> 20} MiB, expected at most {MAX_DIRECTORY >> 20}"
+        require(size <= MAX_DIRECTORY, where, what)
         try:
             archive = zipfile.ZipFile(handle)
         except _DAMAGE as error:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from holdfast.core.hashing import sha256_file, sha256_lines
 from holdfast.judging.logs import evaluation_log as log
-from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample, bad_log, inner, loads, typed
+from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample, inner, loads, require, typed
 
 MAX_LINE: Final = 64 << 20
 MAX_ROWS: Final = 2_000_000
@@ -51,16 +51,12 @@ def read_lm_eval(path: Path) -> EvaluationLog:
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with path.open("rb") as handle:
-            number = 0
-            while line := handle.readline(MAX_LINE + 1):
-                number += 1
-                where = f"{path}:{number}"
-                if len(line) > MAX_LINE or number > MAX_ROWS:
-                    raise bad_log(where, f"a line over {MAX_LINE >> 20} MiB, or over {MAX_ROWS} lines")
+            for number, line in enumerate(iter(lambda: handle.readline(MAX_LINE + 1), b""), start=1):
+                where, too_long = f"{path}:{number}", f"a line over {MAX_LINE >> 20} MiB, or over {MAX_ROWS} lines"
+                require(len(line) <= MAX_LINE and number <= MAX_ROWS, where, too_long)
                 if line.strip():
                     row = loads(line, where)
-                    if not isinstance(row, dict):
-                        raise bad_log(where, "not an object")
+                    require(isinstance(row, dict), where, "not an object")
                     yield where, row
     except OSError as error:
         raise log.unreadable(path, error) from None
@@ -73,12 +69,11 @@ def _sample(path: Path, number: int, rows: list[dict[str, Any]], *, one_filter: 
         chosen = str(row.get("filter", "none"))
         for metric in typed(row, "metrics", list, where):
             name = f"{metric}" if one_filter else f"{metric},{chosen}"
-            if not isinstance(metric, str) or name in scores:
-                raise bad_log(where, "a metric or a filter occurs twice for one sample")
+            unique = isinstance(metric, str) and name not in scores
+            require(unique, where, "a metric or a filter occurs twice for one sample")
             scores[name] = row.get(metric)
     hashes = {tuple(typed(row, name, str, where) for name in _HASHES) for row in rows}
-    if len(hashes) > 1:
-        raise bad_log(where, "rows of one sample ask for different things")
+    require(len(hashes) == 1, where, "rows of one sample ask for different things")
     return LoggedSample(
         str(number), 1,
         prompt=_prompt(rows[0]),

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_file
-from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample, bad_log, shown, unreadable
+from holdfast.judging.logs.evaluation_log import EvaluationLog, LoggedSample, bad_log, require, shown, unreadable
 from holdfast.judging.logs.inspect_log import read_inspect
 from holdfast.judging.logs.lm_eval_log import read_lm_eval
 
@@ -239,6 +239,5 @@ def _number(value: Any, where: str) -> float:
     if not isinstance(value, bool | int | float) or (isinstance(value, float) and not math.isfinite(value)):
         what = "missing" if value is None else f"{type(value).__name__}, not a finite number"
         raise bad_log(where, f"the score is {what}")
-    if abs(value) > 1e300:
-        raise bad_log(where, "the score is too large a number")
+    require(abs(value) <= 1e300, where, "the score is too large a number")
     return float(value)
