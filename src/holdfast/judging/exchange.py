@@ -236,12 +236,15 @@ class _Bounded(http.client.HTTPConnection):
 
     def _connected(self, address: tuple[str, int], *_: Any) -> socket.socket:
         """`socket.create_connection` gives every address of a host the whole timeout; here they share it."""
-        failed = OSError("the host has no address")
-        for _family, _type, _protocol, _name, place in socket.getaddrinfo(*address, 0, socket.SOCK_STREAM):
+        failed: OSError = OSError("the host has no address")
+        for family, kind, protocol, _name, place in socket.getaddrinfo(*address, 0, socket.SOCK_STREAM):
+            made = socket.socket(family, kind, protocol)
             try:
-                made = socket.create_connection((str(place[0]), address[1]), _left(self._until))
+                made.settimeout(_left(self._until))
+                made.connect(place)
                 made.settimeout(_left(self._until))  # for the handshake of TLS
             except OSError as error:
+                made.close()
                 failed = error
             else:
                 return made

@@ -97,14 +97,16 @@ class EndpointJudge:
         return sha256_json([VERSION, INSTRUCTIONS, SCHEMA, MAX_CHARACTERS, MAX_TOKENS, self.model])
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
-        def ask(i: int, stop: threading.Event) -> tuple[int, tuple[Judgement, str]]:
-            return i, self._asked(prompts[i], replies[i], stop)
+        pairs = list(zip(prompts, replies, strict=True))
 
-        answers = dict(in_flight(ask, range(len(replies)), self.concurrency))
+        def ask(i: int, stop: threading.Event) -> tuple[int, tuple[Judgement, str]]:
+            return i, self._asked(*pairs[i], stop)
+
+        answers = dict(in_flight(ask, range(len(pairs)), self.concurrency))
         if reasons := Counter(reason for _, reason in answers.values() if reason):
             listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-            logger.warning("judge %s: %d of %d replies unscored: %s", self.name, reasons.total(), len(replies), listed)
-        return [answers[i][0] for i in range(len(replies))]
+            logger.warning("judge %s: %d of %d replies unscored: %s", self.name, reasons.total(), len(pairs), listed)
+        return [answers[i][0] for i in range(len(pairs))]
 
     def _asked(self, prompt: str, reply: str, stop: threading.Event) -> tuple[Judgement, str]:
         if len(prompt) + len(reply) > MAX_CHARACTERS:
