@@ -94,11 +94,6 @@ class Cell:
         values["defense"]["filter"] = {}  # a block of its own once: cells without one keep their ids
         return parts, values
 
-    def row(self) -> tuple[Any, ...]:
-        """What tells this cell apart in a table; two cells of one study cannot share it."""
-        names = (self.model.name, self.task, self.kind, self.defense.label, self.defense.setting, self.align)
-        return (*names, self.poison_ratio, self.seed)
-
     def names(self) -> dict[str, Any]:
         """The fields of a result that tell cells of equal work apart."""
         return {"cell": self.id, "label": self.defense.label, "setting": self.defense.setting}
@@ -164,10 +159,11 @@ def expand(study: StudyConfig) -> list[Cell]:
     models: dict[str, Model] = {}
     rows: dict[object, Cell] = {}
     for cell in cells:  # tables distinguish cells by names alone, so names must do it
+        names = (cell.model.name, cell.task, cell.kind, cell.defense.label, cell.defense.setting, cell.align)
         if models.setdefault(cell.model.name, cell.model) != cell.model:
             what = f"models: two models are called {cell.model.name!r}"
             raise ConfigError(what, remedy="give one of them another name: {ref: ..., name: ...}")
-        if (other := rows.setdefault(cell.row(), cell)) is not cell:
+        if (other := rows.setdefault((*names, cell.poison_ratio, cell.seed), cell)) is not cell:
             raise ConfigError(
                 f"defenses: {other.id} and {cell.id} differ, but not in label ({cell.defense.label!r})"
                 f" or setting ({cell.defense.setting!r})",

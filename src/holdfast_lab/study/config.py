@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from holdfast.runs.config.blocks import Block, Number
 from holdfast.runs.config.load import OWNED, read_settings
@@ -28,29 +28,39 @@ def locate(ref: str, info: ValidationInfo) -> str:
     return str((folder / ref).resolve()) if is_path and ref not in ("", "embedded") else ref
 
 
+def _judge_located(protocol: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    evaluation = protocol.get("evaluation")
+    if not isinstance(evaluation, Mapping) or not isinstance(evaluation.get("judge"), str):
+        return protocol
+    return {**protocol, "evaluation": {**evaluation, "judge": locate(evaluation["judge"], info)}}
+
+
+def _printable(value: str) -> str:
+    if len(value) > MAX_LABEL or not value.isprintable():
+        raise ValueError(f"expected at most {MAX_LABEL} printable characters")
+    return value
+
+
+Printed = Annotated[str, AfterValidator(_printable)]
+
+
 class ModelBlock(Block):
     """A model: `ref` is a hub id, a folder (relative to the study file) or `embedded`."""
 
-    ref: str = Field(min_length=1)
+    ref: Annotated[str, Field(min_length=1), AfterValidator(locate)]
+    # its name in tables; the last part of `ref` unless given
     name: str | None = Field(default=None, min_length=1, max_length=MAX_LABEL)
-    """Its name in tables; the last part of `ref` unless given."""
     revision: str | None = None
-
-    @field_validator("ref")
-    @classmethod
-    def _located(cls, ref: str, info: ValidationInfo) -> str:
-        return locate(ref, info)
 
 
 class DefenseEntry(Block):
     """A row of the tables: a defense with its settings, on a model aligned by `align`."""
 
     name: str = Field(min_length=1)
-    label: str | None = None  # the row's name in tables; the defense's own unless given
-    setting: str = ""  # what sets this row apart from others with its label, for example `tau=0.05`
+    label: Printed | None = None  # the row's name in tables; the defense's own unless given
+    setting: Printed = ""  # what sets this row apart from others with its label, for example `tau=0.05`
     preset: Literal["paper"] | None = None
-    align: str = Field(default="sft", min_length=1)
-    """How the model is aligned first: `sft` on the safe pairs, or a defense of that stage."""
+    align: str = Field(default="sft", min_length=1)  # what the model is aligned by: `sft`, or a defense of that stage
     options: dict[str, Any] = Field(default_factory=dict)
     constraint: dict[str, Any] = Field(default_factory=dict)
     train: dict[str, Any] = Field(default_factory=dict)  # put over the protocol's `train`, for this row only
@@ -70,13 +80,6 @@ class DefenseEntry(Block):
         if not beside or not isinstance(written, Mapping) or set(beside) & set(written):
             return entry
         return {**{key: entry[key] for key in entry if key not in own}, "options": {**beside, **written}}
-
-    @field_validator("label", "setting")
-    @classmethod
-    def _printable(cls, value: str | None) -> str | None:
-        if value is not None and (len(value) > MAX_LABEL or not value.isprintable()):
-            raise ValueError(f"expected at most {MAX_LABEL} printable characters")
-        return value
 
 
 def _named(key: str, value: Any) -> Any:
@@ -111,18 +114,10 @@ class StudyConfig(Block):
     seeds: list[Seed] = Field(default=[42], min_length=1)
     grids: list[Grid] = Field(default_factory=list)
     references: bool = True  # also the base model and the aligned models, on every task on which a defense is measured
-    protocol: dict[str, Any] = Field(default_factory=dict)
+    protocol: Annotated[dict[str, Any], AfterValidator(_judge_located)] = Field(default_factory=dict)
     engine: Literal["local", "ray"] = "local"
     workers: int = Field(default=1, ge=1)  # cells side by side: on this machine, or with Ray on each GPU
     output_dir: str = Field(min_length=1)
-
-    @field_validator("protocol")
-    @classmethod
-    def _judge_located(cls, protocol: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        evaluation = protocol.get("evaluation")
-        if not isinstance(evaluation, Mapping) or not isinstance(evaluation.get("judge"), str):
-            return protocol
-        return {**protocol, "evaluation": {**evaluation, "judge": locate(evaluation["judge"], info)}}
 
 
 def block_at(location: list[str]) -> type[Block]:

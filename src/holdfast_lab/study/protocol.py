@@ -43,8 +43,7 @@ class MeasureBlock(Block):
 
 
 class EvaluationBlock(Block):
-    judge: str | dict[str, Any] | None = None
-    """A name of `holdfast ls judges`, a mapping with its options, or the folder of a trained judge."""
+    judge: str | dict[str, Any] | None = None  # of `holdfast ls judges`, a mapping with options, or a judge's folder
     harm_tokens: int = Field(default=512, ge=1)
     task_tokens: int | None = Field(default=256, ge=1)
     task_examples: int = Field(default=200, ge=1)
@@ -68,8 +67,7 @@ class Protocol(Block):
     keep: Literal["pairs", "replies"] = "pairs"
     """What must stay likely: the pairs of the constraint role (the paper), or the aligned model's own refusals of the
     `asked` prompts."""
-    openings: int = Field(default=1, ge=1)
-    """How many cells will be certified on the same certify pairs; changes no figure."""
+    openings: int = Field(default=1, ge=1)  # how many cells are certified on the same certify pairs; changes no figure
     align: AlignBlock = Field(default_factory=AlignBlock)
     measure: MeasureBlock = Field(default_factory=MeasureBlock)
     evaluation: EvaluationBlock = Field(default_factory=EvaluationBlock)
