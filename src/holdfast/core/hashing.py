@@ -51,6 +51,5 @@ def sha256_lines(lines: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for line in lines:
         data = line.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little"))
-        digest.update(data)
+        digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()

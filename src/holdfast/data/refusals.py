@@ -80,7 +80,10 @@ class RefusalTokens:
         if (settled := self._conversation(prompt)) is not None:
             prompt, ids = settled, self._chat[number]
         else:
-            ids = self._plain[self._blank(prompt, first)][number]
+            before, behind = (
+                self.tokenizer.decode(own, clean_up_tokenization_spaces=False) for own in (prompt, [*prompt, first])
+            )
+            ids = self._plain[" " if behind[len(before) :].startswith(" ") else ""][number]
         full = (*prompt, *ids)
         # An opening that was put right may fill `max_length`; one token must be scored all the same.
         start = len(prompt) if max_length is None else min(len(prompt), max_length - 1)
@@ -99,8 +102,3 @@ class RefusalTokens:
                 if opening and start >= 0 and list(prompt[start:end]) == opening:
                     return (*prompt[:start], *self.opening)
         return None if self._plain else prompt
-
-    def _blank(self, prompt: Sequence[int], first: int) -> str:
-        before = self.tokenizer.decode(prompt, clean_up_tokenization_spaces=False)
-        behind = self.tokenizer.decode([*prompt, first], clean_up_tokenization_spaces=False)[len(before) :]
-        return " " if behind[:1] == " " else ""

@@ -139,7 +139,11 @@ def occurrences(
     first, last = owner[: -WIDTH + 1], owner[WIDTH - 1 :]
     at = np.flatnonzero((first == last) & (lengths[first] >= min_words))
     text = owner[at]
-    _, code = np.unique(_codes(flat, at, max(len(vocabulary), 1)), return_inverse=True)
+    size = max(len(vocabulary), 1)
+    pair = flat[at] * size + flat[at + 1]
+    if size**WIDTH >= _LARGEST:  # numbers of pairs are fewer than pairs of numbers
+        _, pair = np.unique(pair, return_inverse=True)
+    _, code = np.unique(pair * size + flat[at + 2], return_inverse=True)
     kinds = int(code.max(initial=-1)) + 1
     held = distinct(text * kinds + code)
     asked = held if counted is None else held[held < counted * kinds]
@@ -171,13 +175,6 @@ def _numbered(texts: Sequence[str]) -> tuple[Numbers, Numbers, list[str]]:
         lengths.append(len(held))
         flat.extend(map(vocabulary.__getitem__, held))
     return np.array(lengths, dtype=np.int64), np.array(flat, dtype=np.int64), list(vocabulary)
-
-
-def _codes(flat: Numbers, at: Numbers, size: int) -> Numbers:
-    first = flat[at] * size + flat[at + 1]
-    if size**WIDTH >= _LARGEST:  # numbers of pairs are fewer than pairs of numbers
-        _, first = np.unique(first, return_inverse=True)
-    return first * size + flat[at + 2]
 
 
 def overlaps(mine: Numbers, sets: Sets, others: Numbers) -> Numbers:

@@ -100,8 +100,11 @@ def _rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> A
     in the template itself is repeated.
     """
     turns = conversations[0] if conversations and not isinstance(conversations[0], dict) else conversations
+    for key in (TOOLS, CALLS):
+        if any(key in turn for turn in turns) and key not in str(tokenizer.chat_template):
+            what = f"a conversation has {key}, and the chat template of {_name(tokenizer)} does not render them"
+            raise DataError(what, remedy="use a model whose template knows tools, or leave these rows out")
     if has_tools(turns):
-        _require_tools(tokenizer, turns)
         conversations, tools = spelled_out(turns), tools_of(turns)
         options |= {} if tools is None else {"tools": tools}
     try:
@@ -115,13 +118,6 @@ def _rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> A
             f"(roles: {', '.join(roles) or 'none known'}): {said if own else type(error).__name__}",
             remedy="give the roles that this model's template takes, or use template: alpaca or none",
         ) from None
-
-
-def _require_tools(tokenizer: Any, turns: Sequence[Any]) -> None:
-    for key in (TOOLS, CALLS):
-        if any(key in turn for turn in turns) and key not in str(tokenizer.chat_template):
-            what = f"a conversation has {key}, and the chat template of {_name(tokenizer)} does not render them"
-            raise DataError(what, remedy="use a model whose template knows tools, or leave these rows out")
 
 
 def known_template(template: str) -> Template:

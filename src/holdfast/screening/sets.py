@@ -16,7 +16,7 @@ safety set shows as a loss of coverage. The monitor share of a user's own pairs 
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations, permutations
 from typing import Literal, TypeAlias, TypeVar
 
@@ -55,11 +55,10 @@ class HeldSet:
 
     keep: Keep
     by_role: dict[Role, list[Candidate]]
-    asked: dict[str, int] = field(default_factory=dict)
-    kept: dict[str, int] = field(default_factory=dict)
-    groups: int = 0
-    # prompts whose reply took more than 32 tokens to sort: a monitor, which asks for 32, does not watch them
-    slow: frozenset[str] = frozenset()
+    asked: dict[str, int]  # prompts by source
+    kept: dict[str, int]
+    groups: int
+    slow: frozenset[str]  # whose reply took more than 32 tokens to sort: a monitor, which asks for 32, leaves them out
     changed: int = 0  # replies that came out in another class at their full length, and are not held
 
     def prompts(self, role: Role) -> list[Example]:
@@ -95,7 +94,7 @@ def _labels(candidates: Sequence[Candidate]) -> list[int]:
     """A label for each prompt: near-duplicates, and what a row asks in several forms, unless many rows ask it."""
     from scipy.cluster.hierarchy import DisjointSet
 
-    labels = clusters(_texts([candidate.example for candidate in candidates]))
+    labels = clusters(_texts(candidates))
     connected, first = DisjointSet(labels), dict[int, int]()
     for label, candidate in zip(labels, candidates, strict=True):
         for row in candidate.rows if len(candidate.rows) <= CONNECTS else ():
