@@ -4,6 +4,7 @@ import os
 import statistics
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -121,18 +122,15 @@ def _described(plan: ResolvedRun, name: str, split: Split, batch: int) -> dict[s
 def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool) -> dict[str, Any]:
     config, block, limit = plan.config, plan.config.safety[name], plan.constraints[name]
     prompts, keep, openings = list(block.prompts or ()), block.keep or "refusals", block.openings
-    found = {
-        "prompts": prompts, "keep": keep, "constraint_text": limit.describe(),
-        "certify_note": asked_note(prompts, keep, alpha=limit.alpha, openings=openings, limit=block.limit),
-        "openings_note": None,
-    }  # fmt: skip
-    try:
+    note: str | None = None
+    with suppress(NotAtHandError):  # whose openings these are is known once the model is there
         before = content_at_hand(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
-    except NotAtHandError:
-        return found
-    scope, certify = share_scope(before, data.task), bundled_share(prompts, keep, block.limit)
-    note = openings_note(None, certify, openings=openings, run=config.output_dir, scope=scope)
-    return found | {"openings_note": note}
+        scope, certify = share_scope(before, data.task), bundled_share(prompts, keep, block.limit)
+        note = openings_note(None, certify, openings=openings, run=config.output_dir, scope=scope)
+    return {
+        "prompts": prompts, "keep": keep, "constraint_text": limit.describe(), "openings_note": note,
+        "certify_note": asked_note(prompts, keep, alpha=limit.alpha, openings=openings, limit=block.limit),
+    }  # fmt: skip
 
 
 def _tokens(
@@ -147,11 +145,11 @@ def _tokens(
     ids = {item.id for item in first}
     places = {example.id: example.where for example in examples if example.id in ids}
     shown = [
-        {"id": item.id, "where": places[item.id], "tokens": len(item.input_ids), "scored": item.n_labels}
-        | {"mask": mask_bar(item)}
+        {"id": item.id, "where": places[item.id], "tokens": len(item.input_ids), "scored": item.n_labels,
+         "mask": mask_bar(item)}
         | ({"pieces": [tokenizer.decode([token]) for token in item.input_ids]} if reveal else {})
         for item in first
-    ]
+    ]  # fmt: skip
     counts = {"tokens_median": int(statistics.median(lengths)), "tokens_max": max(lengths), "truncated": truncated}
     return {**counts, "examples": shown}
 
