@@ -145,11 +145,11 @@ def _tokens(
     ids = {item.id for item in first}
     places = {example.id: example.where for example in examples if example.id in ids}
     shown = [
-        {"id": item.id, "where": places[item.id], "tokens": len(item.input_ids), "scored": item.n_labels,
-         "mask": mask_bar(item)}
+        {"id": item.id, "where": places[item.id], "tokens": len(item.input_ids), "scored": item.n_labels}
+        | {"mask": mask_bar(item)}
         | ({"pieces": [tokenizer.decode([token]) for token in item.input_ids]} if reveal else {})
         for item in first
-    ]  # fmt: skip
+    ]
     counts = {"tokens_median": int(statistics.median(lengths)), "tokens_max": max(lengths), "truncated": truncated}
     return {**counts, "examples": shown}
 

@@ -140,11 +140,10 @@ def _check_value(key: str, value: Any, hint: Any) -> tuple[Any, Problem | None]:
     try:
         # YAML has lists only, so a tuple may be given as one; everything else must be of its own kind.
         adapter.validate_python(value, strict=not isinstance(value, list))
+        wrong = isinstance(value, float) and math.isnan(value)
     except ValidationError:
-        return value, _mismatch(key, expected, value)
-    if isinstance(value, float) and math.isnan(value):
-        return value, _mismatch(key, expected, value)
-    return value, None
+        wrong = True
+    return value, _mismatch(key, expected, value) if wrong else None
 
 
 # -- blocks that are pydantic models
