@@ -200,9 +200,8 @@ def push_to_hub(run: str | Path, repository: str, *, private: bool = False) -> s
     files = [path for path in found if path.is_file() and not path.is_symlink()]  # a link may lead anywhere
     weights = any(path.suffix == ".safetensors" for path in files) and not folder.is_symlink()
     if not weights or not evidence.trained or evidence.unfinished:
-        raise ConfigError(
-            f"{run} has no trained model to push", remedy="name the output_dir of a finished `holdfast train` run"
-        )
+        what = f"{run} has no trained model to push"
+        raise ConfigError(what, remedy="name the output_dir of a finished `holdfast train` run")
     own = folder / CARD
     kept = own.is_file() and not own.is_symlink() and not is_ours_to_write(own)
     card = own.read_bytes() if kept else card_text(evidence).encode("utf-8")
@@ -215,10 +214,8 @@ def push_to_hub(run: str | Path, repository: str, *, private: bool = False) -> s
             api.create_commit(repository, added, commit_message="A model fine-tuned with holdfast")
     except Exception as error:
         cause = (str(error).strip() or type(error).__name__).split("\n", 1)[0][:200]
-        raise ResourceError(
-            f"{repository} was not pushed: {cause}",
-            remedy="check the network and HF_TOKEN (or `hf auth login`), which needs the right to write there",
-        ) from error
+        remedy = "check the network and HF_TOKEN (or `hf auth login`), which needs the right to write there"
+        raise ResourceError(f"{repository} was not pushed: {cause}", remedy=remedy) from error
     if public:
         what = f"{repository} exists already and is public: nothing was pushed"
         raise ConfigError(what, remedy="name another repository, make this one private, or leave --private out")

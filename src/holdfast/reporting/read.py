@@ -85,9 +85,8 @@ def _events(path: Path) -> list[dict[str, Any]]:
     try:
         rows = event_log.read(no_link(path))
     except (OSError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({type(error).__name__})", remedy="restore the file from a backup"
-        ) from error
+        what = f"{path} cannot be read ({type(error).__name__})"
+        raise CheckpointError(what, remedy="restore the file from a backup") from error
     for number, row in enumerate(rows, start=1):
         Fields(row, f"{path}:{number}").count("step")
     return rows

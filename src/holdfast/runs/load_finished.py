@@ -80,10 +80,9 @@ def finished_run(run: Path) -> FinishedRun:
         remedy = "compare it with its base: holdfast audit --before BASE --after RUN/adapter --safety FILE"
         raise ConfigError(f"{run} is an alignment run, which has no safety set", remedy=remedy)
     if config.quantization is not None:
-        raise UnsupportedError(
-            f"{run}: trained on a {config.quantization} base, which audits and certificates do not load yet",
-            remedy="use the figures that training wrote (result.json), or train on a bfloat16 base",
-        )
+        what = f"{run}: trained on a {config.quantization} base, which audits and certificates do not load yet"
+        remedy = "use the figures that training wrote (result.json), or train on a bfloat16 base"
+        raise UnsupportedError(what, remedy=remedy)
     after = no_link(folder.adapter if config.lora is not None else folder.model)
     if not after.is_dir():
         raise CheckpointError(f"{after} is missing", remedy="restore it from a backup, or train again")

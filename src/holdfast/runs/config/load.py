@@ -94,9 +94,8 @@ def put_override(raw: dict[str, Any], override: str) -> None:
             inner = {"name" if key == "defense" else "data": inner}
         elif not isinstance(inner, dict):
             place = ".".join(keys[:depth])
-            raise ConfigError(
-                f"override {override!r}: {place} is a value, not a block", remedy=f"override {place} itself"
-            )
+            what = f"override {override!r}: {place} is a value, not a block"
+            raise ConfigError(what, remedy=f"override {place} itself")
         block[key] = inner
         block = inner
     block[keys[-1]] = parse_yaml(text, f"override {override!r}")

@@ -182,10 +182,9 @@ class UnfinishedAlignment(RunFolder):
         differing = fingerprint_differences(read_sealed(self._record).get("inputs", {}), self._inputs)
         if differing and self.has_checkpoints():
             listed = "; ".join(f"{key}: stored {old}, now {new}" for key, (old, new) in differing.items())
-            raise CheckpointError(
-                f"{self.path} holds an unfinished alignment with other settings: {listed}",
-                remedy="restore these settings to go on with it, or delete that folder to start anew",
-            )
+            what = f"{self.path} holds an unfinished alignment with other settings: {listed}"
+            remedy = "restore these settings to go on with it, or delete that folder to start anew"
+            raise CheckpointError(what, remedy=remedy)
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
