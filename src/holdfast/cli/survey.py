@@ -69,9 +69,7 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
         "asking": None if plan.screening is None else asdict(plan_asking(data.task, plan.screening)),
         **needed, "host_memory": peak_memory(), "disk": estimate.disk_of_rows(data.task, tokenizer),
         "steps": counted._asdict(), "learning_rate": arguments.learning_rate,
-        "work": {
-            "flop": effort, "seconds_at_100_tflops": effort / estimate.RATE, "gpu_here": estimate.has_gpu(),
-        },
+        "work": {"flop": effort, "seconds_at_100_tflops": effort / estimate.RATE, "gpu_here": estimate.has_gpu()},
         "defense": {
             "name": method.name, "stage": config.stage, "passes": method.passes, "side_batch": side_batch,
             "constrains": method.constrains, "estimator": getattr(method.config, "estimator", None),

@@ -18,10 +18,8 @@ def facts(evidence: Evidence) -> list[Fact]:
     found = _settings(evidence.config or {})
     if evidence.config is None:  # a plain audit has no settings of a run
         keys = {"before": "ref", "after": "ref", "data": "source"}
-        audits = [one.audit for one in evidence.sets if one.audit is not None]
-        found += [
-            (name, one_line(one.inner(name).text(key, "unknown"))) for one in audits for name, key in keys.items()
-        ]
+        each = [one.audit for one in evidence.sets if one.audit is not None]
+        found += [(name, one_line(one.inner(name).text(key, "unknown"))) for one in each for name, key in keys.items()]
     for one in evidence.sets:
         if one.limit is not None:
             suffix = f", {one.name}" if evidence.named else ""

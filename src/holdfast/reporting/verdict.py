@@ -104,9 +104,7 @@ def _judged(evidence: Evidence) -> list[SafetyEvidence]:
     """
     if not any(one.keep == "refusals" and one.certificate is not None for one in evidence.sets):
         return list(evidence.sets)
-    return [
-        one for one in evidence.sets if one.keep != "answers" or one.certificate or not one.figures or one.over
-    ]  # fmt: skip
+    return [one for one in evidence.sets if one.keep != "answers" or one.certificate or not one.figures or one.over]
 
 
 def set_verdict(one: SafetyEvidence, *, unfinished: bool) -> Verdict:

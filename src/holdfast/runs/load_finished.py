@@ -99,9 +99,8 @@ def finished_run(run: Path) -> FinishedRun:
 def _asked(run: Path, plan: ResolvedRun, data: Prepared, result: dict[str, Any]) -> tuple[Screening, str]:
     folder, config, settings = no_link(run / FOLDER), plan.config, plan.screening
     assert settings is not None  # it has sets that were asked for
-    model = content_of(
-        config.model, revision=config.revision, trust_remote_code=result.get("trust_remote_code") is True
-    )
+    trusted = result.get("trust_remote_code") is True
+    model = content_of(config.model, revision=config.revision, trust_remote_code=trusted)
     now = belongs_to(model.sha256, data.task, settings, config.template)
     task = f"the task ({config.task.data or config.task.name})"
     places = {"model_sha256": f"the model ({config.model})", "task_sha256": task, "task_content_sha256": task}
