@@ -89,10 +89,8 @@ def finished_run(run: Path) -> FinishedRun:
     plan, data = resolve(config, elsewhere=True), read_data(config)
     screening, task = _asked(run, plan, data, result) if config.prompt_sets else (None, "")
     splits = {**data.safety, **({} if screening is None else screening.sets)}
-    sets = [
-        _finished(plan, name, splits[name], run=set_folder(run, name, named=config.named), after=after)
-        for name in config.safety
-    ]
+    folders = {name: set_folder(run, name, named=config.named) for name in config.safety}
+    sets = [_finished(plan, name, splits[name], run=place, after=after) for name, place in folders.items()]
     return FinishedRun(sets, screening, None if screening is None else run / FOLDER / RECORD, task)
 
 
