@@ -23,7 +23,7 @@ def align(
     model: Annotated[str, Arg(help="Hub id, folder, adapter, or `embedded`.")],
     output: Annotated[Path, Opt("--output", help="A new folder for the aligned model.", metavar="DIR")],
     prompts: Annotated[
-        str | None, Opt(help="Further prompts to refuse: a file or hub id; replies in it are not looked at.")
+        str | None, Opt(help="Further prompts to refuse: a file or hub id; no replies are read.")
     ] = None,
     adapter: Annotated[bool, Opt("--adapter", help="Write the LoRA adapter instead of the merged model.")] = False,
     steps: Annotated[int | None, Opt(help=f"Training steps. [default: {_OF['steps']}]", min=1)] = None,

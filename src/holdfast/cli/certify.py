@@ -208,9 +208,7 @@ def verify(
     if json:
         say_json(record.to_json())
     else:
-        shown = (
-            "all files agree with one another; only --expect with the sha256 from issue, or --key, shows who issued it"
-        )
+        shown = "all files agree with one another; only --expect with the sha256 at issue, or --key, says who issued it"
         if expect is not None or key is not None:
             shown = "nothing was changed" + ("" if key is None else f", and it is signed with {key}")
         say(f"verified: {shown}. {record.statement}")

@@ -57,9 +57,8 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
     }
     harmful = None if data.harmful is None else {"rows": len(data.harmful), **tokens("safety", data.harmful)}
     size, needed = _size(plan, task["tokens_max"], trust_remote_code)
-    effort, side_batch = _effort(
-        plan, counted, size, {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}
-    )
+    counts = {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}
+    effort, side_batch = _effort(plan, counted, size, counts)
     return {
         "config_sha256": plan.sha256, "data": row_counts(data),
         "preset": [entry._asdict() for entry in describe_preset(config.preset)] if config.preset else [],

@@ -91,6 +91,9 @@ def _made(made: Fields) -> list[Fact]:
     return found
 
 
+UNSEEN = "none: an endpoint, whose weights were not seen"
+
+
 def hashes(evidence: Evidence) -> list[Fact]:
     """Every sha256 that ties the figures to files."""
     values: dict[str, str] = {}
@@ -100,9 +103,7 @@ def hashes(evidence: Evidence) -> list[Fact]:
         prefix, audit = f"{one.name}: " if evidence.named else "", one.audit
         if audit is not None:
             for side in ("before", "after", "data"):
-                values[f"{prefix}audit, {side}"] = audit.inner(side).text(
-                    "sha256", "none: an endpoint, whose weights were not seen"
-                )
+                values[f"{prefix}audit, {side}"] = audit.inner(side).text("sha256", UNSEEN)
             for kind in ("tokenizer", "template"):
                 if f"{kind}_sha256" in audit:
                     values[f"{prefix}audit, {kind}"] = audit.text(f"{kind}_sha256")

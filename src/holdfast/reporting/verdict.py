@@ -130,9 +130,8 @@ def _standing(one: SafetyEvidence) -> tuple[Standing, str]:
     if one.headline is None:
         return Standing.UNMEASURED, "No measurement of the safety examples is stored in this folder."
     seen = "were chosen by whoever measured" if one.headline.role == "audit" else "steered the training or were watched"
-    return Standing.MEASURED, (
-        f"{_measured(one)} But these examples {seen}: only a certificate on untouched prompts speaks of other prompts."
-    )
+    only = "only a certificate on untouched prompts speaks of other prompts"
+    return Standing.MEASURED, f"{_measured(one)} But these examples {seen}: {only}."
 
 
 def _measured(one: SafetyEvidence) -> str:
