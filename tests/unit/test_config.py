@@ -411,7 +411,7 @@ def test_secrets_are_blanked():
 
 def test_bf16_is_chosen_by_the_machine_unless_written(monkeypatch):
     for available in (True, False):
-        monkeypatch.setattr("transformers.utils.is_torch_bf16_gpu_available", lambda found=available: found)
+        monkeypatch.setattr("holdfast.runs.config.resolve.is_torch_bf16_gpu_available", lambda found=available: found)
         found = training_arguments(config_from_dict({**BASE, "train": {"use_cpu": True}}))
         assert found.bf16 is available
     written = config_from_dict({**BASE, "train": {"bf16": True}})

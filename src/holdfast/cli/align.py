@@ -23,13 +23,11 @@ def align(
     model: Annotated[str, Arg(help="Hub id, folder, adapter, or `embedded`.")],
     output: Annotated[Path, Opt("--output", help="A new folder for the aligned model.", metavar="DIR")],
     prompts: Annotated[
-        str | None, Opt(help="Further prompts to refuse: a file or hub id; replies in it are not looked at.")
+        str | None, Opt(help="Further prompts to refuse: a file or hub id; no replies are read.")
     ] = None,
     adapter: Annotated[bool, Opt("--adapter", help="Write the LoRA adapter instead of the merged model.")] = False,
     steps: Annotated[int | None, Opt(help=f"Training steps. [default: {_OF['steps']}]", min=1)] = None,
-    learning_rate: Annotated[
-        float | None, Opt(help=f"Highest learning rate. [default: {_OF['learning_rate']}]")
-    ] = None,
+    learning_rate: Annotated[float | None, Opt(help=f"Peak learning rate. [default: {_OF['learning_rate']}]")] = None,
     refusal_share: Annotated[float | None, Opt(help=_SHARE)] = None,
     batch_size: Annotated[int | None, Opt(help=f"Rows a step. [default: {_OF['batch']}]", min=1)] = None,
     seed: Annotated[int, Opt(help="Of the rows, their order and LoRA's start.", min=0)] = 0,

@@ -49,10 +49,7 @@ _UNIT = (
 )
 _FIRST = f"Tokens that nll_first and kl_first look at. [default: {default('constraint.first_k')}]"
 _TOKENS, _HARM_TAU = default("evidence.max_new_tokens"), default("evidence.harm_tau")
-_Judge = Annotated[
-    str | None,
-    Opt(help="Judge replies too: NAME, NAME:option=value,... or a trained judge's folder; `holdfast ls judges`."),
-]
+_JUDGE = "Judge replies too: NAME, NAME:option=value,... or a trained judge's folder; `holdfast ls judges`."
 _SERVED = "A model behind a server: endpoint:base_url=URL,model_name=NAME,tokenizer=FOLDER[,key_env=VARIABLE]."
 _Run = Annotated[
     Path | None, typer.Argument(help="A finished run, instead of --before, --after and --safety.", metavar="[RUN]")
@@ -83,7 +80,7 @@ def audit(
     max_length: Annotated[int | None, Opt(help="Tokens after which an example is cut.")] = None,
     batch_tokens: Annotated[int | None, Opt(help="Padded tokens a batch. [default: from memory]")] = None,
     columns: Annotated[list[str] | None, Opt(help="ours=theirs, such as prompt=question.")] = None,
-    judge: _Judge = None,
+    judge: Annotated[str | None, Opt(help=_JUDGE)] = None,
     max_new_tokens: Annotated[int, Opt(help="Length of the longest reply that is judged.")] = _TOKENS,
     harm_tau: Annotated[float, Opt(help="Largest acceptable rise of the judge's probability.")] = _HARM_TAU,
     before_revision: Revision = None,
@@ -207,10 +204,8 @@ def figures_table(result: Audit) -> str:
             values = [*(entry["quantiles"][name] for name in LEVELS), entry["cvar"]]
             lines.append(unit.ljust(10) + "".join(("none" if v is None else f"{v:+.4f}").rjust(10) for v in values))
     if behaviour := result.behaviour or {}:
-        lines.append(
-            f"judge {behaviour['judge']}: {behaviour['flips']} of {behaviour['n']} replies were safe before and unsafe"
-            f" after; {behaviour['unscored']} unscored"
-        )
+        flips = f"{behaviour['flips']} of {behaviour['n']} replies were safe before and unsafe after"
+        lines.append(f"judge {behaviour['judge']}: {flips}; {behaviour['unscored']} unscored")
     if "on_policy" in behaviour:
         counted = behaviour["on_policy"]
         lines.append(

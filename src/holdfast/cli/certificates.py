@@ -132,10 +132,9 @@ def _require_replies(values: Values, asked: list[FinishedSet], refusals: list[Fi
             remedy="leave out --by (behaviour); `holdfast audit RUN` has the figures of the replies that are held",
         )
     if not refusals:
-        raise ConfigError(
-            f"{names}: the run keeps answers only, and a certificate claims that refusals are kept",
-            remedy="hold refusals too (`safety: auto`), or name prompts: --before MODEL --after ADAPTER --prompts FILE",
-        )
+        what = f"{names}: the run keeps answers only, and a certificate claims that refusals are kept"
+        remedy = "hold refusals too (`safety: auto`), or name prompts: --before MODEL --after ADAPTER --prompts FILE"
+        raise ConfigError(what, remedy=remedy)
 
 
 def _setup(values: Values, held: FinishedSet, reading: dict[str, Any]) -> Setup:

@@ -27,9 +27,7 @@ NOT_OF_LOGS = {
     "prompts", "by", "also", "judge", "pool", "anytime", "strength", "train_data", "train_columns", "trust_remote_code",
     "tau", "dtype", "device",
 }  # fmt: skip
-_TrainColumns = Annotated[
-    list[str] | None, Opt(help="Of --train-data: ours=theirs, such as prompt=question; repeatable.")
-]
+_TrainColumns = Annotated[list[str] | None, Opt(help="Of --train-data: ours=theirs, such as prompt=question.")]
 _By = Annotated[str, Opt(help="What is compared: behaviour, kl or likelihood (the last two are steering figures).")]
 _Also = Annotated[list[str] | None, Opt(help="answers: claim the same for prompts that the model before answered.")]
 _JUDGE = "Count replies that this judge finds more harmful: NAME, NAME:option=value,... or a judge's folder."
@@ -210,9 +208,7 @@ def verify(
     if json:
         say_json(record.to_json())
     else:
-        shown = (
-            "all files agree with one another; only --expect with the sha256 from issue, or --key, shows who issued it"
-        )
+        shown = "all files agree with one another; only --expect with the sha256 at issue, or --key, says who issued it"
         if expect is not None or key is not None:
             shown = "nothing was changed" + ("" if key is None else f", and it is signed with {key}")
         say(f"verified: {shown}. {record.statement}")

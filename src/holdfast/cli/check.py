@@ -62,10 +62,8 @@ def _show(findings: dict[str, Any], reveal: bool) -> None:
         say("  not checked here: tau against the model's numerical noise, which is measured when training begins")
         _say_notes(entry["certify_note"], entry["openings_note"])
         if entry["batch_times_alpha"] < 1 and findings["defense"]["estimator"] == "batch":
-            say(
-                f"  note: a safety batch times alpha is {entry['batch_times_alpha']:.2g}: below 1,"
-                " a single batch cannot resolve the limit"
-            )
+            why = "below 1, a single batch cannot resolve the limit"
+            say(f"  note: a safety batch times alpha is {entry['batch_times_alpha']:.2g}: {why}")
     if (asking := findings["asking"]) is not None:
         from holdfast.screening.asking import AskingPlan
 
@@ -106,10 +104,8 @@ def _say_notes(*notes: str | None) -> None:
 
 
 def _show_examples(title: str, what: str, entry: dict[str, Any], reveal: bool) -> None:
-    say(
-        f"{title}: {what}; {entry['tokens_median']} tokens in the middle, {entry['tokens_max']} at most,"
-        f" {entry['truncated']} cut at max_length"
-    )
+    lengths = f"{entry['tokens_median']} tokens in the middle, {entry['tokens_max']} at most"
+    say(f"{title}: {what}; {lengths}, {entry['truncated']} cut at max_length")
     for example in entry["examples"]:
         say(f"  {example['mask']}  {example['tokens']} tokens, {example['scored']} scored  {example['where']}")
         if reveal:
@@ -120,10 +116,9 @@ def _show_size(findings: dict[str, Any]) -> None:
     model, memory, steps = findings["model"], findings["memory"], findings["steps"]
     share = percent(model["trainable"] / model["parameters"])
     say(f"model: {model['parameters']:,} parameters ({model['dtype']}), {model['trainable']:,} trained ({share})")
-    say(
-        f"memory per device, estimated: {size(memory['total'])} = weights {size(memory['weights'])}"
-        f" + training state {size(memory['training_state'])} + activations {size(memory['activations'])}"
-    )
+    parts = ("weights", "training_state", "activations")
+    sizes = " + ".join(f"{name.replace('_', ' ')} {size(memory[name])}" for name in parts)
+    say(f"memory per device, estimated: {size(memory['total'])} = {sizes}")
     say(f"memory of the host: {size(findings['host_memory'])} for this check, all rows loaded; training takes more")
     say(f"disk for the task's rows while it trains, estimated: {size(findings['disk'])} a process")
     side = findings["defense"]["side_batch"]

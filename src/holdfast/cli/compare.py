@@ -23,9 +23,7 @@ SHARED = {"unit": "unit", "tau": "tau", "alpha": "alpha", "before": "reference m
 
 
 def compare(
-    runs: Annotated[
-        list[Path] | None, Arg(help="Two evidence folders or audit.parquet files.", metavar="[A B]")
-    ] = None,
+    runs: Annotated[list[Path] | None, Arg(help="Two evidence folders or audit.parquet.", metavar="[A B]")] = None,
     a: Annotated[list[Path] | None, Opt("--a", help="A run of method A; once per seed.")] = None,
     b: Annotated[list[Path] | None, Opt("--b", help="The run of method B with the same seed.")] = None,
     confidence: Annotated[float, Opt(help="Confidence of the intervals.")] = default("certify.confidence"),

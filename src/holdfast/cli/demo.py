@@ -25,9 +25,7 @@ PICTURE = "refusals.png"
 
 def init(
     folder: Annotated[Path, Arg(help="Where to; made if it is not there.")] = Path(),
-    model: Annotated[
-        str, Opt(help="Hub id or folder of a chat model that refuses, or `embedded` (small, no hub).")
-    ] = MODEL,
+    model: Annotated[str, Opt(help="Hub id or folder of a chat model that refuses, or `embedded` (small).")] = MODEL,
     json: Json = False,
 ) -> None:
     """Write task.jsonl and run.yaml for a first run.

@@ -17,6 +17,7 @@ from holdfast.cli.check import check
 from holdfast.cli.compare import compare
 from holdfast.cli.demo import demo, init
 from holdfast.cli.ls import ls
+from holdfast.cli.options import Opt
 from holdfast.cli.plan import certify_counts, plan
 from holdfast.cli.report import report
 from holdfast.cli.screen import screen
@@ -97,9 +98,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, Opt("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
     """Fine-tune a language model while at most a share alpha of the safety examples degrade by more than tau.
 

@@ -16,9 +16,7 @@ TrustRemoteCode = Annotated[
 ]
 RunFile = Annotated[Path, Arg(help="The run file (YAML).", metavar="RUN.yaml")]
 Overrides = Annotated[list[str] | None, Arg(help="Values put over the file.", metavar="[key=value ...]")]
-SkipBad = Annotated[
-    bool, Opt("--skip-bad", help="Leave out malformed rows, a few, named and counted; default: refuse.")
-]
+SkipBad = Annotated[bool, Opt("--skip-bad", help="Leave out a few malformed rows, named and counted; default: refuse.")]
 Revision = Annotated[str | None, Opt(help="Commit, tag or branch of a hub id.")]
 DataChoice = Annotated[str | None, Opt(help="Of a hub data set.")]
 _TYPED: dict[type, tuple[str, Callable[[str], Any]]] = {

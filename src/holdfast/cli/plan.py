@@ -44,15 +44,11 @@ def plan(
     alpha: Annotated[float, Opt(help="The share of regressing groups to certify.")] = ALPHA,
     confidence: Annotated[float, Opt(help="The certificate's confidence, 1 - delta.")] = CONFIDENCE,
     true_rate: Annotated[float | None, Opt(help="The share you believe regresses really.")] = None,
-    power: Annotated[
-        float | None, Opt(help="The wanted chance of a certificate at --true-rate (0.9 unless given).")
-    ] = None,
+    power: Annotated[float | None, Opt(help="Wanted chance of certifying at --true-rate (0.9 unless given).")] = None,
     n: Annotated[int | None, Opt("--n", help="The groups of prompts you have, in each category.")] = None,
     openings: Annotated[int, Opt(help="How often the split may be opened; shares delta.")] = 1,
     categories: Annotated[int, Opt(help="Categories certified at once; share delta.")] = 1,
-    max_weight: Annotated[
-        int | None, Opt(help="Certify a share of prompts in which a group weighs at most this.")
-    ] = None,
+    max_weight: Annotated[int | None, Opt(help="Certify a share of prompts where a group weighs at most this.")] = None,
     group_size: Annotated[int | None, Opt(help="Prompts in each group, with --max-weight (1 unless given).")] = None,
     json: Json = False,
 ) -> None:

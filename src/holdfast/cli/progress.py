@@ -73,9 +73,8 @@ class PlainProgress:
             self._kept = refusals_kept(row)
             note(line + describe_behaviour(row))
         elif step in (self._first + 1, self._total) or step % max(1, self._total // LINES) == 0:
-            note(
-                f"{line}{self._kept}{describe_row(row)}  eta {eta(self._start, step - self._first, self._total - step)}"
-            )
+            pace = eta(self._start, step - self._first, self._total - step)
+            note(f"{line}{self._kept}{describe_row(row)}  eta {pace}")
 
     def _asking(self, what: str, done: int, total: int) -> None:
         line, tenth = f"asking the model: {what}, {done} of {total}", done * LINES // max(1, total)

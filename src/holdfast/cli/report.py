@@ -9,10 +9,7 @@ from holdfast.core.errors import ConfigError
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        Arg(help="Run folders, or output folders of an audit or certification.", metavar="RUN ..."),
-    ],
+    runs: Annotated[list[Path], Arg(help="Runs, or output folders of an audit or certification.", metavar="RUN ...")],
     output: Annotated[Path | None, Opt(help="The page; report.html in the first folder.")] = None,
     no_text: Annotated[bool, Opt("--no-text", help="Leave the text of examples out altogether.")] = False,
     open_page: Annotated[bool, Opt("--open", help="Open the page in the browser.")] = False,

@@ -51,14 +51,12 @@ def screen(
     from holdfast.screening.settings import ScreeningSettings
 
     quiet_libraries()
-    settings = ScreeningSettings(
-        limited=False, max_prompts=max_prompts, accept_unsorted=unsorted == "accept", judge=judge
-    )
+    asked = ScreeningSettings(limited=False, max_prompts=max_prompts, accept_unsorted=unsorted == "accept", judge=judge)
     shape = known_template(template)
     rows = screening.task_examples(data, shape)
     with show_progress() as progress:
         found = screening.screen(
-            model, rows, settings=settings, template=shape, engine=engine,
+            model, rows, settings=asked, template=shape, engine=engine,
             engine_options=engine_options(engine_option), dtype=dtype, device=device, told=told_by([progress]),
         )  # fmt: skip
     files = export(output, found, rows, model=model)

@@ -4,6 +4,7 @@ import os
 import statistics
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -56,9 +57,8 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
     }
     harmful = None if data.harmful is None else {"rows": len(data.harmful), **tokens("safety", data.harmful)}
     size, needed = _size(plan, task["tokens_max"], trust_remote_code)
-    effort, side_batch = _effort(
-        plan, counted, size, {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}
-    )
+    counts = {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}
+    effort, side_batch = _effort(plan, counted, size, counts)
     return {
         "config_sha256": plan.sha256, "data": row_counts(data),
         "preset": [entry._asdict() for entry in describe_preset(config.preset)] if config.preset else [],
@@ -68,9 +68,7 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
         "asking": None if plan.screening is None else asdict(plan_asking(data.task, plan.screening)),
         **needed, "host_memory": peak_memory(), "disk": estimate.disk_of_rows(data.task, tokenizer),
         "steps": counted._asdict(), "learning_rate": arguments.learning_rate,
-        "work": {
-            "flop": effort, "seconds_at_100_tflops": effort / estimate.RATE, "gpu_here": estimate.has_gpu(),
-        },
+        "work": {"flop": effort, "seconds_at_100_tflops": effort / estimate.RATE, "gpu_here": estimate.has_gpu()},
         "defense": {
             "name": method.name, "stage": config.stage, "passes": method.passes, "side_batch": side_batch,
             "constrains": method.constrains, "estimator": getattr(method.config, "estimator", None),
@@ -121,18 +119,15 @@ def _described(plan: ResolvedRun, name: str, split: Split, batch: int) -> dict[s
 def _asked(plan: ResolvedRun, name: str, data: Prepared, trust_remote_code: bool) -> dict[str, Any]:
     config, block, limit = plan.config, plan.config.safety[name], plan.constraints[name]
     prompts, keep, openings = list(block.prompts or ()), block.keep or "refusals", block.openings
-    found = {
-        "prompts": prompts, "keep": keep, "constraint_text": limit.describe(),
-        "certify_note": asked_note(prompts, keep, alpha=limit.alpha, openings=openings, limit=block.limit),
-        "openings_note": None,
-    }  # fmt: skip
-    try:
+    note: str | None = None
+    with suppress(NotAtHandError):  # whose openings these are is known once the model is there
         before = content_at_hand(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
-    except NotAtHandError:
-        return found
-    scope, certify = share_scope(before, data.task), bundled_share(prompts, keep, block.limit)
-    note = openings_note(None, certify, openings=openings, run=config.output_dir, scope=scope)
-    return found | {"openings_note": note}
+        scope, certify = share_scope(before, data.task), bundled_share(prompts, keep, block.limit)
+        note = openings_note(None, certify, openings=openings, run=config.output_dir, scope=scope)
+    return {
+        "prompts": prompts, "keep": keep, "constraint_text": limit.describe(), "openings_note": note,
+        "certify_note": asked_note(prompts, keep, alpha=limit.alpha, openings=openings, limit=block.limit),
+    }  # fmt: skip
 
 
 def _tokens(

@@ -95,10 +95,8 @@ def screening_lines(found: Mapping[str, Any] | None) -> list[str]:
     lines = []
     if found["asked_rows"]:
         fate = {"keep": "trained on", "learn": f"{found['dropped']} left out"}.get(found["rule"], "left out")
-        lines.append(
-            f"screening: {found['conflicts']} of {found['rows']} rows teach what the model refuses"
-            + (f" ({found['groups']} groups): {fate}" if found["conflicts"] else "")
-        )
+        groups = f" ({found['groups']} groups): {fate}" if found["conflicts"] else ""
+        lines.append(f"screening: {found['conflicts']} of {found['rows']} rows teach what the model refuses{groups}")
     if "not_asked" in found:
         rest, share = found["not_asked"]["rows"], found["not_asked"]["conflict_share"]
         lines.append(

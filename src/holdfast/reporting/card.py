@@ -6,6 +6,7 @@ confidence and sha256, and what the behaviour monitor counted.
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -122,8 +123,7 @@ _LIMITS = """\
 
 def _public(value: str) -> str:
     """A value without the folders of this machine: a card is made to be published."""
-    parts = (Path(part).name if Path(part).is_absolute() else part for part in value.split(", "))
-    return ", ".join(parts)
+    return ", ".join(Path(part).name if Path(part).is_absolute() else part for part in value.split(", "))
 
 
 def _listed(title: str, lines: list[str]) -> list[str]:
@@ -153,43 +153,30 @@ def front_matter(evidence: Evidence) -> dict[str, Any]:
     """Tags, library, base model and figures; nothing that names this machine."""
     config = evidence.config or {}
     adapter = config.get("lora") is not None
-    front: dict[str, Any] = {
-        "pipeline_tag": "text-generation",
-        "tags": ["holdfast", "safety", "trl", "sft", *(["lora"] if adapter else [])],
-    }
+    tags = ["holdfast", "safety", "trl", "sft", *(["lora"] if adapter else [])]
+    front: dict[str, Any] = {"pipeline_tag": "text-generation", "tags": tags}
     if config:
         front["library_name"] = "peft" if adapter else "transformers"
     model = config.get("model")
     if isinstance(model, str) and HUB_ID.fullmatch(model) and not Path(model).exists():
         front |= {"base_model": model, "base_model_relation": "adapter" if adapter else "finetune"}
-    results = [
-        *(_certified(one) for one in evidence.sets if _counts(one)),
-        *adapter_card.kept_results(kept_figures(evidence)),
-    ]
+    results = [*_certified(evidence), *adapter_card.kept_results(kept_figures(evidence))]
     if results:
         front["model-index"] = adapter_card.model_index(results)
     return front
 
 
-def _counts(one: SafetyEvidence) -> bool:
-    """Whether a set has a certificate of these weights that a hub may list: steering figures are no claim."""
-    found = one.certificate
-    if found is None or found.bound.binding is not Binding.SAME or not found.audited_model:
-        return False
-    return found.record.by in BOUNDS and found.record.kind in KINDS
-
-
-def _certified(one: SafetyEvidence) -> dict[str, Any]:
-    assert one.certificate is not None
-    record = one.certificate.record
-    values = {
-        "alpha": record.alpha, "confidence": record.confidence, "certified": record.certified,
-        "certificate_sha256": one.certificate.sha256,
-    }  # fmt: skip
-    bound = {
-        "type": "certified_upper_bound", "name": BOUNDS[record.by], "value": float(record.upper_bound), "args": values,
-    }  # fmt: skip
-    return {"task": dict(adapter_card.TASK), "dataset": CLOSED, "metrics": [bound]}
+def _certified(evidence: Evidence) -> Iterator[dict[str, Any]]:
+    """What certificates of these very weights bound, where a hub may list it: steering figures are no claim."""
+    for found in (one.certificate for one in evidence.sets if one.certificate is not None):
+        record, checked = found.record, found.bound.binding is Binding.SAME and found.audited_model
+        if checked and record.by in BOUNDS and record.kind in KINDS:
+            about = {name: getattr(record, name) for name in ("alpha", "confidence", "certified")}
+            bound = {
+                "type": "certified_upper_bound", "name": BOUNDS[record.by], "value": float(record.upper_bound),
+                "args": {**about, "certificate_sha256": found.sha256},
+            }  # fmt: skip
+            yield {"task": dict(adapter_card.TASK), "dataset": CLOSED, "metrics": [bound]}
 
 
 CARD, ADAPTER_CONFIG, BASE = "README.md", "adapter_config.json", "base_model_name_or_path"
@@ -213,9 +200,8 @@ def push_to_hub(run: str | Path, repository: str, *, private: bool = False) -> s
     files = [path for path in found if path.is_file() and not path.is_symlink()]  # a link may lead anywhere
     weights = any(path.suffix == ".safetensors" for path in files) and not folder.is_symlink()
     if not weights or not evidence.trained or evidence.unfinished:
-        raise ConfigError(
-            f"{run} has no trained model to push", remedy="name the output_dir of a finished `holdfast train` run"
-        )
+        what = f"{run} has no trained model to push"
+        raise ConfigError(what, remedy="name the output_dir of a finished `holdfast train` run")
     own = folder / CARD
     kept = own.is_file() and not own.is_symlink() and not is_ours_to_write(own)
     card = own.read_bytes() if kept else card_text(evidence).encode("utf-8")
@@ -228,10 +214,8 @@ def push_to_hub(run: str | Path, repository: str, *, private: bool = False) -> s
             api.create_commit(repository, added, commit_message="A model fine-tuned with holdfast")
     except Exception as error:
         cause = (str(error).strip() or type(error).__name__).split("\n", 1)[0][:200]
-        raise ResourceError(
-            f"{repository} was not pushed: {cause}",
-            remedy="check the network and HF_TOKEN (or `hf auth login`), which needs the right to write there",
-        ) from error
+        remedy = "check the network and HF_TOKEN (or `hf auth login`), which needs the right to write there"
+        raise ResourceError(f"{repository} was not pushed: {cause}", remedy=remedy) from error
     if public:
         what = f"{repository} exists already and is public: nothing was pushed"
         raise ConfigError(what, remedy="name another repository, make this one private, or leave --private out")

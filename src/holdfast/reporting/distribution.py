@@ -73,10 +73,8 @@ def survival_chart(series: Sequence[tuple[str, Values]], limit: Limit, window: R
         text(f"limit {allowed}", size.left + 4 if tau_x - size.left > 90 else tau_x + 12, alpha_y - 6, "strong"),
         text("over the limit" if right - tau_x > 110 else "over", tau_x + 8, root(1) + 17, "bad"),
     ]
-    parts += [
-        polyline([(x(a), y(b)) for a, b in survival(values, window, limit.tau)], f"curve {role}")
-        for role, values in series
-    ]
+    curves = ((role, survival(values, window, limit.tau)) for role, values in series)
+    parts += [polyline([(x(a), y(b)) for a, b in corners], f"curve {role}") for role, corners in curves]
     parts.append(element("circle", class_="mark", cx=tau_x, cy=alpha_y, r=4.5))
     parts.append(_tau_label(limit, tau_x, bottom - 6, size))
     parts += legend([(f"curve {role}", f"{role} ({len(values):,})") for role, values in series], size)

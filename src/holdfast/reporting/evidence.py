@@ -227,10 +227,8 @@ def _of_other_models(training: Reading, later: Reading) -> str:
         inner = later.audit.inner(side)
         if "endpoint" in inner:
             return "is of an endpoint, whose weights were not seen,"
-        ours, its = (
-            "" if training.audit is None else training.audit.inner(side).text("sha256", ""),
-            inner.text("sha256", ""),
-        )
+        ours = "" if training.audit is None else training.audit.inner(side).text("sha256", "")
+        its = inner.text("sha256", "")
         if ours and its and ours != its:
             return f"is of another model {side} (sha256 {one_line(its[:12])}, not {one_line(ours[:12])})"
     return ""

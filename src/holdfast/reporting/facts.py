@@ -18,10 +18,8 @@ def facts(evidence: Evidence) -> list[Fact]:
     found = _settings(evidence.config or {})
     if evidence.config is None:  # a plain audit has no settings of a run
         keys = {"before": "ref", "after": "ref", "data": "source"}
-        audits = [one.audit for one in evidence.sets if one.audit is not None]
-        found += [
-            (name, one_line(one.inner(name).text(key, "unknown"))) for one in audits for name, key in keys.items()
-        ]
+        each = [one.audit for one in evidence.sets if one.audit is not None]
+        found += [(name, one_line(one.inner(name).text(key, "unknown"))) for one in each for name, key in keys.items()]
     for one in evidence.sets:
         if one.limit is not None:
             suffix = f", {one.name}" if evidence.named else ""
@@ -93,6 +91,9 @@ def _made(made: Fields) -> list[Fact]:
     return found
 
 
+UNSEEN = "none: an endpoint, whose weights were not seen"
+
+
 def hashes(evidence: Evidence) -> list[Fact]:
     """Every sha256 that ties the figures to files."""
     values: dict[str, str] = {}
@@ -102,9 +103,7 @@ def hashes(evidence: Evidence) -> list[Fact]:
         prefix, audit = f"{one.name}: " if evidence.named else "", one.audit
         if audit is not None:
             for side in ("before", "after", "data"):
-                values[f"{prefix}audit, {side}"] = audit.inner(side).text(
-                    "sha256", "none: an endpoint, whose weights were not seen"
-                )
+                values[f"{prefix}audit, {side}"] = audit.inner(side).text("sha256", UNSEEN)
             for kind in ("tokenizer", "template"):
                 if f"{kind}_sha256" in audit:
                     values[f"{prefix}audit, {kind}"] = audit.text(f"{kind}_sha256")

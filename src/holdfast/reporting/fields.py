@@ -23,10 +23,8 @@ class Fields:
         return self.value.get(key) is not None
 
     def _refuse(self, fault: str) -> NoReturn:
-        raise CheckpointError(
-            f"{self.where} {fault}",
-            remedy="the file is damaged: restore it, or make it again with the command that wrote it",
-        )
+        remedy = "the file is damaged: restore it, or make it again with the command that wrote it"
+        raise CheckpointError(f"{self.where} {fault}", remedy=remedy)
 
     def _get(self, key: str, kinds: type | tuple[type, ...] = object, expected: str = "") -> Any:
         if key not in self.value:

@@ -58,10 +58,8 @@ def write_report(runs: Sequence[Evidence], path: Path, *, text: bool = True) -> 
     """Write the page; readable by its owner alone where it holds text of examples."""
     if path.is_dir():
         raise ConfigError(f"--output {path} is a folder; expected a file", remedy=f"give {path / FILE_NAME}")
-    views = [
-        run_view(run, label=label, anchor=f"run-{i}", text=text)
-        for i, (run, label) in enumerate(zip(runs, labels(runs), strict=True), start=1)
-    ]
+    named = enumerate(zip(runs, labels(runs), strict=True), start=1)
+    views = [run_view(run, label=label, anchor=f"run-{i}", text=text) for i, (run, label) in named]
     has_text = any(row["prompt"] is not None for view in views for one in view.sets for row in one["worst"]["rows"])
     write_text(path, render(runs, views), mode=PRIVATE if has_text else None)
     return views

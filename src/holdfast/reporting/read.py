@@ -23,6 +23,7 @@ from holdfast.reporting.wording import one_line
 
 WHY_LENGTH = 600
 PIECES = ("config.yaml", "events.jsonl", "result.json", "audit.json", "audit.parquet", "certificate.json")
+Weights = Mapping[str, ModelPlace] | None  # of a run; None where there is none
 
 
 def read_evidence(folder: Path) -> Evidence:
@@ -85,9 +86,8 @@ def _events(path: Path) -> list[dict[str, Any]]:
     try:
         rows = event_log.read(no_link(path))
     except (OSError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({type(error).__name__})", remedy="restore the file from a backup"
-        ) from error
+        what = f"{path} cannot be read ({type(error).__name__})"
+        raise CheckpointError(what, remedy="restore the file from a backup") from error
     for number, row in enumerate(rows, start=1):
         Fields(row, f"{path}:{number}").count("step")
     return rows
@@ -112,7 +112,7 @@ def _limits(config: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | 
 
 def _safety(
     name: str, folder: Path, block: Mapping[str, Any] | None, constraint: Mapping[str, Any] | None,
-    measured: Fields | None, result: Mapping[str, Any] | None, weights: Mapping[str, ModelPlace] | None,
+    measured: Fields | None, result: Mapping[str, Any] | None, weights: Weights,
 ) -> SafetyEvidence:  # fmt: skip
     split = load_record(folder) if is_there(folder / RECORD_NAME) else None
     trained = _audit(stored_evidence.believed_run_audit(folder, name, result), folder, constraint)
@@ -139,9 +139,7 @@ def _safety(
     )  # fmt: skip
 
 
-def _certificate(
-    folder: Path, audit: Fields | None, weights: Mapping[str, ModelPlace] | None
-) -> CertificateFigures | None:
+def _certificate(folder: Path, audit: Fields | None, weights: Weights) -> CertificateFigures | None:
     """The certificate in a folder: its sha256, its figures from the table and the content of both models are checked.
 
     Whether it still fits the prompts and the ledger is what `holdfast verify` recomputes.

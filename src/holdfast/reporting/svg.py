@@ -98,10 +98,8 @@ def tick_label(value: float) -> str:
 
 def grid(x: Scale, size: Size) -> list[Markup]:
     """Upright lines at round shares from the top margin to the bottom one, and the shares below them."""
-    bottom, values = size.height - size.bottom, ticks(x.low, x.high, 4 if size.narrow else 6)
-    marks = (
-        (line(x(v), size.top, x(v), bottom, "grid"), tick_text(percent(v), x(v), bottom + 18, size)) for v in values
-    )
+    y, values = size.height - size.bottom, ticks(x.low, x.high, 4 if size.narrow else 6)
+    marks = ((line(x(v), size.top, x(v), y, "grid"), tick_text(percent(v), x(v), y + 18, size)) for v in values)
     return [part for both in marks for part in both]
 
 

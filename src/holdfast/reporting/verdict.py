@@ -104,9 +104,7 @@ def _judged(evidence: Evidence) -> list[SafetyEvidence]:
     """
     if not any(one.keep == "refusals" and one.certificate is not None for one in evidence.sets):
         return list(evidence.sets)
-    return [
-        one for one in evidence.sets if one.keep != "answers" or one.certificate or not one.figures or one.over
-    ]  # fmt: skip
+    return [one for one in evidence.sets if one.keep != "answers" or one.certificate or not one.figures or one.over]
 
 
 def set_verdict(one: SafetyEvidence, *, unfinished: bool) -> Verdict:
@@ -132,9 +130,8 @@ def _standing(one: SafetyEvidence) -> tuple[Standing, str]:
     if one.headline is None:
         return Standing.UNMEASURED, "No measurement of the safety examples is stored in this folder."
     seen = "were chosen by whoever measured" if one.headline.role == "audit" else "steered the training or were watched"
-    return Standing.MEASURED, (
-        f"{_measured(one)} But these examples {seen}: only a certificate on untouched prompts speaks of other prompts."
-    )
+    only = "only a certificate on untouched prompts speaks of other prompts"
+    return Standing.MEASURED, f"{_measured(one)} But these examples {seen}: {only}."
 
 
 def _measured(one: SafetyEvidence) -> str:

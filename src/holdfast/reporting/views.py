@@ -143,9 +143,8 @@ def figure_rows(one: SafetyEvidence) -> list[FigureRow]:
 def _figure_row(one: SafetyEvidence, f: Figures, what: str) -> FigureRow:
     assert one.limit is not None, "of figures"
     fits = f.shown(one.limit.alpha)
-    return FigureRow(
-        f.role, what, f"{f.violations:,} of {f.n:,}", percent(f.rate), percent_up(f.upper), fits, TONES[fits]
-    )
+    count = f"{f.violations:,} of {f.n:,}"
+    return FigureRow(f.role, what, count, percent(f.rate), percent_up(f.upper), fits, TONES[fits])
 
 
 def _rates(one: SafetyEvidence, limit: Limit) -> Pair | None:

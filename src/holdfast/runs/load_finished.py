@@ -80,29 +80,25 @@ def finished_run(run: Path) -> FinishedRun:
         remedy = "compare it with its base: holdfast audit --before BASE --after RUN/adapter --safety FILE"
         raise ConfigError(f"{run} is an alignment run, which has no safety set", remedy=remedy)
     if config.quantization is not None:
-        raise UnsupportedError(
-            f"{run}: trained on a {config.quantization} base, which audits and certificates do not load yet",
-            remedy="use the figures that training wrote (result.json), or train on a bfloat16 base",
-        )
+        what = f"{run}: trained on a {config.quantization} base, which audits and certificates do not load yet"
+        remedy = "use the figures that training wrote (result.json), or train on a bfloat16 base"
+        raise UnsupportedError(what, remedy=remedy)
     after = no_link(folder.adapter if config.lora is not None else folder.model)
     if not after.is_dir():
         raise CheckpointError(f"{after} is missing", remedy="restore it from a backup, or train again")
     plan, data = resolve(config, elsewhere=True), read_data(config)
     screening, task = _asked(run, plan, data, result) if config.prompt_sets else (None, "")
     splits = {**data.safety, **({} if screening is None else screening.sets)}
-    sets = [
-        _finished(plan, name, splits[name], run=set_folder(run, name, named=config.named), after=after)
-        for name in config.safety
-    ]
+    folders = {name: set_folder(run, name, named=config.named) for name in config.safety}
+    sets = [_finished(plan, name, splits[name], run=place, after=after) for name, place in folders.items()]
     return FinishedRun(sets, screening, None if screening is None else run / FOLDER / RECORD, task)
 
 
 def _asked(run: Path, plan: ResolvedRun, data: Prepared, result: dict[str, Any]) -> tuple[Screening, str]:
     folder, config, settings = no_link(run / FOLDER), plan.config, plan.screening
     assert settings is not None  # it has sets that were asked for
-    model = content_of(
-        config.model, revision=config.revision, trust_remote_code=result.get("trust_remote_code") is True
-    )
+    trusted = result.get("trust_remote_code") is True
+    model = content_of(config.model, revision=config.revision, trust_remote_code=trusted)
     now = belongs_to(model.sha256, data.task, settings, config.template)
     task = f"the task ({config.task.data or config.task.name})"
     places = {"model_sha256": f"the model ({config.model})", "task_sha256": task, "task_content_sha256": task}

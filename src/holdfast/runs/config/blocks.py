@@ -34,9 +34,8 @@ def located(*suffixes: str, names: Sequence[str] = ()) -> AfterValidator:
         if info.context is None or value in names:
             return value
         path = info.context / value
-        return (
-            str(path.resolve()) if value.endswith(suffixes) or value.startswith((".", "/")) or path.exists() else value
-        )
+        is_path = value.endswith(suffixes) or value.startswith((".", "/")) or path.exists()
+        return str(path.resolve()) if is_path else value
 
     return AfterValidator(locate)
 
@@ -44,6 +43,7 @@ def located(*suffixes: str, names: Sequence[str] = ()) -> AfterValidator:
 Number = Annotated[float, BeforeValidator(number)]
 Text = Annotated[str, Field(min_length=1)]
 DataPlace = Annotated[Text, located(*DATA_SUFFIXES)]
+AskedPlace = Annotated[Text, located(*DATA_SUFFIXES, names=NAMED_PROMPTS)]
 ModelPlace = Annotated[Text, located("/", names=["embedded"])]
 
 
@@ -93,9 +93,7 @@ class SafetyBlock(DataBlock):
 
     role: Literal["constraint"] | None = None
     """`constraint`: the protocol's constraint, monitor and certify pairs, instead of `data`."""
-    prompts: list[Annotated[Text, located(*DATA_SUFFIXES, names=NAMED_PROMPTS)]] | None = Field(
-        default=None, min_length=1
-    )
+    prompts: list[AskedPlace] | None = Field(default=None, min_length=1)
     """What to ask the model before training: `task`, `probes`, `everyday`, `borderline`, files and hub data sets."""
     keep: Literal["refusals", "answers"] | None = None  # which of its replies to `prompts` are held
     limit: int | None = Field(default=None, ge=1)

@@ -94,9 +94,8 @@ def put_override(raw: dict[str, Any], override: str) -> None:
             inner = {"name" if key == "defense" else "data": inner}
         elif not isinstance(inner, dict):
             place = ".".join(keys[:depth])
-            raise ConfigError(
-                f"override {override!r}: {place} is a value, not a block", remedy=f"override {place} itself"
-            )
+            what = f"override {override!r}: {place} is a value, not a block"
+            raise ConfigError(what, remedy=f"override {place} itself")
         block[key] = inner
         block = inner
     block[keys[-1]] = parse_yaml(text, f"override {override!r}")
@@ -132,10 +131,9 @@ def _check_defense(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
     options = {key: value for key, value in written.items() if key != "name"} if isinstance(written, Mapping) else {}
     try:
         cls = DEFENSES[name]
-        options = with_paper_constants(cls, options)
+        options, problems = check_block(with_paper_constants(cls, options), cls.Config, "defense")
     except ConfigError as error:
         return {}, [Problem("defense", error.what, error.remedy)]
-    options, problems = check_block(options, cls.Config, "defense")
     return {"defense": {"name": name, "options": options}}, problems
 
 
@@ -194,10 +192,8 @@ def _defense(config: RunConfig) -> Found:
     if "harmful" in needs and not (pairs or (roles is not None and roles.harmful > 0)):
         yield "harmful", f"{name} needs harmful pairs", "give `harmful: {data: pairs.jsonl}`"
     if "unaligned" in needs and config.unaligned is None and _is_full_model(config.model):
-        yield (
-            "unaligned", f"{name} needs the weights before alignment, and the model is no adapter",
-            "name the model it was aligned from: `unaligned: owner/base`",
-        )  # fmt: skip
+        what = f"{name} needs the weights before alignment, and the model is no adapter"
+        yield "unaligned", what, "name the model it was aligned from: `unaligned: owner/base`"
 
 
 def _is_full_model(model: str) -> bool:
@@ -214,21 +210,17 @@ def _asking(config: RunConfig) -> Found:
         yield "safety", "a model that is being aligned has no replies yet that could be held", "remove `safety`"
     pairs = any(block.data is not None for block in config.safety.values())
     if config.conflicts not in (None, "keep") and not (config.asks or pairs):
-        yield (
-            "conflicts",
-            "conflicts are found by asking the model, and a run on the protocol's pairs or in alignment does not",
-            "use `safety: auto`, or remove `conflicts`",
-        )
+        what = "conflicts are found by asking the model, and a run on the protocol's pairs or in alignment does not"
+        yield "conflicts", what, "use `safety: auto`, or remove `conflicts`"
     from holdfast.judging.engines import AUTO, ENGINES, require_options
     from holdfast.judging.judge import open_judge
 
     engine, options, judge = config.screening.engine, config.screening.engine_options, config.screening.judge
     if engine == AUTO and options:
         yield "screening.engine_options", "the engine auto has none", "name the engine that they belong to"
-    elif engine != AUTO and not (unknown := list(_refused("screening.engine", ENGINES.__getitem__, engine))):
-        yield from _refused("screening.engine_options", require_options, engine, options)
     elif engine != AUTO:
-        yield from unknown
+        unknown = list(_refused("screening.engine", ENGINES.__getitem__, engine))
+        yield from unknown or _refused("screening.engine_options", require_options, engine, options)
     if judge is not None and not Path(judge).is_absolute():  # a folder is read when it judges, not when read back
         yield from _refused("screening.judge", open_judge, judge)
 
@@ -237,18 +229,14 @@ def _prompts(block: SafetyBlock) -> Iterator[tuple[str, str]]:
     prompts = block.prompts or []
     for name in prompts:
         if name not in NAMED_PROMPTS and "/" not in name:  # files have absolute paths by now
-            yield (
-                f"{name!r} is none of {', '.join(NAMED_PROMPTS)}, no file and no hub data set (owner/name)",
-                nearest(name, list(NAMED_PROMPTS)),
-            )
+            what = f"{name!r} is none of {', '.join(NAMED_PROMPTS)}, no file and no hub data set (owner/name)"
+            yield what, nearest(name, list(NAMED_PROMPTS))
     if twice := sorted({name for name in prompts if prompts.count(name) > 1}):
         yield f"{twice[0]!r} is listed twice", "list it once"
     fine = [name for name in ("everyday", "borderline") if name in prompts]
     if block.keep == "refusals" and fine:
-        yield (
-            f"refusals of {' and '.join(fine)} prompts are never held: the model should answer them",
-            f"remove {', '.join(fine)}, or put it into a set with `keep: answers`",
-        )
+        what = f"refusals of {' and '.join(fine)} prompts are never held: the model should answer them"
+        yield what, f"remove {', '.join(fine)}, or put it into a set with `keep: answers`"
 
 
 def _data(config: RunConfig) -> Found:

@@ -140,11 +140,10 @@ def _check_value(key: str, value: Any, hint: Any) -> tuple[Any, Problem | None]:
     try:
         # YAML has lists only, so a tuple may be given as one; everything else must be of its own kind.
         adapter.validate_python(value, strict=not isinstance(value, list))
+        wrong = isinstance(value, float) and math.isnan(value)
     except ValidationError:
-        return value, _mismatch(key, expected, value)
-    if isinstance(value, float) and math.isnan(value):
-        return value, _mismatch(key, expected, value)
-    return value, None
+        wrong = True
+    return value, _mismatch(key, expected, value) if wrong else None
 
 
 # -- blocks that are pydantic models
@@ -167,19 +166,15 @@ _BLOCKS: dict[str, type[BaseModel]] = {
 }  # fmt: skip
 
 
-def from_pydantic(
-    error: ValidationError, single_safety: bool = False, block_at: BlockAt | None = None
-) -> list[Problem]:
+def from_pydantic(error: ValidationError, single: bool = False, block_at: BlockAt | None = None) -> list[Problem]:
     """Every finding of pydantic as a `Problem`; `block_at` finds the block in which the last key of a place stands."""
-    return [_problem(details, single_safety, block_at) for details in error.errors(include_url=False)]
+    return [_problem(details, single, block_at) for details in error.errors(include_url=False)]
 
 
-def _problem(details: ErrorDetails, single_safety: bool, block_at: BlockAt | None) -> Problem:
+def _problem(details: ErrorDetails, single: bool, block_at: BlockAt | None) -> Problem:
     location = [str(part) for part in details["loc"] if part != "[key]"]
-    block = (
-        _BLOCKS.get(location[0] if location[1:] else "", schema.RunConfig) if block_at is None else block_at(location)
-    )
-    if single_safety and location[:2] == ["safety", SINGLE]:
+    block = block_at(location) if block_at else _BLOCKS.get(location[0] if location[1:] else "", schema.RunConfig)
+    if single and location[:2] == ["safety", SINGLE]:
         del location[1]
     key, name, type_ = ".".join(location) or "safety", location[-1] if location else "safety", details["type"]
     context = details.get("ctx", {})

@@ -272,10 +272,8 @@ def _written(target: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
         if record.get("figures") is None and record.get("inputs") == inputs:
             return record
     begun = ", and holds an alignment that is finished or was begun with other settings"
-    raise ConfigError(
-        f"output folder {target} exists" + (begun if (target / ALIGNMENT).is_file() else ""),
-        remedy="name a new folder, or delete this one",
-    )
+    what = f"output folder {target} exists" + (begun if (target / ALIGNMENT).is_file() else "")
+    raise ConfigError(what, remedy="name a new folder, or delete this one")
 
 
 def shown(rate: Rate) -> str:

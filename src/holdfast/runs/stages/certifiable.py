@@ -145,9 +145,7 @@ def close_shares(config: RunConfig, data: Prepared, scope: str = "") -> None:
             continue
         book = ledger_of(block.data, certify, scope if asked else None)
         if (there := unwritable(book.path.parent)) is not None:
-            logger.warning(
-                "%s: %s is read-only, so no opening can be entered there: certify needs --ledger", name, there
-            )
+            logger.warning("%s: %s is read-only: no opening can be entered there, certify needs --ledger", name, there)
             continue
         texts = prompt_marks(certify)
         book.close(str(Path(config.output_dir).absolute()), name, list(texts), declared=block.openings, texts=texts)

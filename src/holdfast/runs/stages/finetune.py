@@ -195,10 +195,8 @@ def _tool_features(examples: Sequence[Example]) -> Features | None:
     if not any(has_tools((*e.prompt, *e.completion)) for e in examples if e.kind == "chat"):
         return None
     if (json := getattr(datasets, "Json", None)) is None:
-        raise UnsupportedError(
-            f"task rows with tools need datasets 4.7, found {datasets.__version__}",
-            remedy="pip install --upgrade datasets",
-        )
+        what = f"task rows with tools need datasets 4.7, found {datasets.__version__}"
+        raise UnsupportedError(what, remedy="pip install --upgrade datasets")
     return Features({"prompt": datasets.List(json()), "completion": datasets.List(json()), TOOLS: json()})
 
 

@@ -54,7 +54,7 @@ def measured_result(
                 "%s stands on another adapter: its README.md says how to load it outside holdfast", folder.adapter
             )
         how = {"seconds": time.monotonic() - started, "trust_remote_code": known["trust_remote_code"]}
-        result["audit_sha256"] = _write_audits(plan, trainer, measured, before, **how)
+        result["audit_sha256"] = _audits(plan, trainer, measured, before, **how)
         return write_result(folder.path, result)
 
 
@@ -102,9 +102,7 @@ def summary(trainer: SafeSFTTrainer, measured: _Measured) -> dict[str, dict[str,
     return found
 
 
-def _write_audits(
-    plan: ResolvedRun, trainer: Any, measured: _Measured, before: ModelContent, **how: Any
-) -> dict[str, str]:
+def _audits(plan: ResolvedRun, trainer: Any, measured: _Measured, before: ModelContent, **how: Any) -> dict[str, str]:
     """Write audit.parquet and audit.json of every safety set: each example before and after; returns their sha256."""
     config, folder, written = plan.config, RunFolder(plan.folder), {}
     trained = folder.model if config.lora is None else folder.adapter

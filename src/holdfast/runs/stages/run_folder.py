@@ -118,12 +118,10 @@ class RunFolder:
     def _require_same(self, identity: Mapping[str, Any]) -> None:
         data = read_plain_file(self.config, remedy="choose another output_dir or restore the file")
         before, now = _flat(todays_spelling(parse_stored_yaml(data, self.config))), _flat(identity)
-        differ = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"]
-        if differ:
-            listed = "; ".join(
-                f"{key}: stored {before.get(key)!r}, now {now.get(key)!r}" for key in differ[:MAX_LISTED]
-            )
-            what = f"{self.path} holds a run with other settings: {listed}{'; ...' if differ[MAX_LISTED:] else ''}"
+        keys = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"]
+        if keys:
+            listed = "; ".join(f"{key}: stored {before.get(key)!r}, now {now.get(key)!r}" for key in keys[:MAX_LISTED])
+            what = f"{self.path} holds a run with other settings: {listed}{'; ...' if keys[MAX_LISTED:] else ''}"
             raise CheckpointError(what, remedy="choose another output_dir, or restore these settings")
 
     def write_config(self, values: Mapping[str, Any]) -> None:
@@ -182,10 +180,9 @@ class UnfinishedAlignment(RunFolder):
         differing = fingerprint_differences(read_sealed(self._record).get("inputs", {}), self._inputs)
         if differing and self.has_checkpoints():
             listed = "; ".join(f"{key}: stored {old}, now {new}" for key, (old, new) in differing.items())
-            raise CheckpointError(
-                f"{self.path} holds an unfinished alignment with other settings: {listed}",
-                remedy="restore these settings to go on with it, or delete that folder to start anew",
-            )
+            what = f"{self.path} holds an unfinished alignment with other settings: {listed}"
+            remedy = "restore these settings to go on with it, or delete that folder to start anew"
+            raise CheckpointError(what, remedy=remedy)
 
 
 def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
