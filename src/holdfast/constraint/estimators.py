@@ -7,7 +7,6 @@ values are float64, on the CPU.
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,26 +18,6 @@ from holdfast.core.registry import nearest
 
 State = dict[str, Tensor | float | int]
 Stored = Mapping[str, Tensor | float | int]
-
-
-class Estimator(Protocol):
-    """A running estimate of mean phi; `floor` is the least that a batch had away from theta_0."""
-
-    @property
-    def floor(self) -> float: ...
-
-    def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
-        """Takes one batch in and returns the current estimate of mean phi.
-
-        With `square`, the squared distance from theta_0 at which it was measured, averages follow that distance.
-        """
-
-    def predict(self, square: float) -> float:
-        """Returns the estimate at another squared distance, without a new batch."""
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: Stored) -> None: ...
 
 
 class BatchEstimator:
@@ -73,6 +52,7 @@ class EmaEstimator:
         self.steps, self.mean, self.mean_square = 0, 0.0, 0.0
 
     def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
+        """Takes one batch in, measured at this squared distance from theta_0; returns the estimate of mean phi."""
         return self.absorb(float(_checked(index, phi).mean()), square)
 
     def absorb(self, x: float, square: float | None = None) -> float:
@@ -89,6 +69,7 @@ class EmaEstimator:
         return self.predict(square)
 
     def predict(self, square: float) -> float:
+        """The estimate at another squared distance, without a new batch."""
         return scaled(self.floor, self.mean, square, self.mean_square)
 
     def state_dict(self) -> State:
@@ -180,6 +161,10 @@ class TailThreshold:
 
     def load_state_dict(self, state: Stored) -> None:
         self.table, self.t = _loaded_table(state, len(self.table)), float(state["t"])
+
+
+Estimator = BatchEstimator | EmaEstimator
+"""A running estimate of mean phi; `floor` is the least that a batch had away from theta_0."""
 
 
 def make_estimator(name: str, *, size: int, start_phi: float, decay: float = 0.9) -> Estimator:

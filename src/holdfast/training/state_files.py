@@ -32,7 +32,6 @@ NATIVE = {
     torch.float64, torch.float32, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
 }  # fmt: skip
-_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def save_state(stem: Path, state: Any) -> None:
@@ -184,7 +183,7 @@ def _decode(node: Any, tensors: Mapping[str, Tensor]) -> Any:
 def _decode_tagged(node: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
     kind = node[TAG]
     if kind == "float":
-        return _NON_FINITE[node["value"]]
+        return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[node["value"]]
     if kind == "tuple":
         return tuple(_decode(item, tensors) for item in node["items"])
     if kind in MAPPINGS:

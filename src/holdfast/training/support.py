@@ -136,18 +136,19 @@ def require_supported_engine(accelerator: Any, *, adapter: bool = False) -> None
         _refuse(*_of_zero(getattr(plugin, "deepspeed_config", {})))
     sharding = getattr(getattr(accelerator, "state", None), "fsdp_plugin", None)
     parallel = getattr(accelerator, "parallelism_config", None)
-    sizes = [
-        (f"{words} parallelism ({name}_size", getattr(parallel, f"{name}_size", 1) or 1)
-        for name, words in (("tp", "tensor"), ("cp", "context"), ("sp", "sequence"))
-    ]
-    replicas = getattr(parallel, "dp_replicate_size", 1) or 1
+
+    def size(axis: str) -> int:
+        return int(getattr(parallel, f"{axis}_size", 1) or 1)
+
+    replicas = size("dp_replicate")
     _refuse(
         ("MEGATRON" in kind or "XLA" in kind, f"the {kind} engine", "use DDP or FSDP2 (accelerate launch)"),
         ("FSDP" in kind and not getattr(accelerator, "is_fsdp2", False), *FSDP1),
         (adapter and getattr(sharding, "activation_checkpointing", False),
          "FSDP's activation_checkpointing with an adapter: PEFT does not find the wrapped layers and saves no weight",
          "set activation_checkpointing: false and gradient_checkpointing=True"),
-        *((size > 1, f"{what}={size})", "use data parallelism: DDP or FSDP2") for what, size in sizes),
+        *((size(axis) > 1, f"{words} parallelism ({axis}_size={size(axis)})", "use data parallelism: DDP or FSDP2")
+          for axis, words in (("tp", "tensor"), ("cp", "context"), ("sp", "sequence"))),
         ("FSDP" in kind and replicas > 1, f"hybrid sharding (dp_replicate_size={replicas})",
          "use one-dimensional FSDP2"),
     )  # fmt: skip
