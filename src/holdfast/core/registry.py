@@ -93,7 +93,7 @@ class Registry(Generic[T]):
     def require_options(
         self, name: str, options: Collection[str], *, given: Collection[str] = (), prefix: str = ""
     ) -> None:
-        """Refuse options that an entry does not take, and lacking ones, but for those that all are `given`."""
+        """Refuse options that an entry does not take, and lacking ones; `given` are set for all entries."""
         parameters = inspect.signature(cast("Callable[..., Any]", self[name])).parameters
         taken = {key: parameter for key, parameter in parameters.items() if key not in given}
         for option in options:

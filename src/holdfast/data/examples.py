@@ -65,7 +65,7 @@ def prompt_text(example: Example) -> str:
 
 
 def searchable_texts(example: Example) -> list[str]:
-    """The joined prompt of a task row, and every turn that is not the assistant's, of which it may be a large part."""
+    """Where a certify prompt is looked for in a task row: the joined prompt, and each turn but the assistant's."""
     sides = (side for side in (example.prompt, example.completion) if not isinstance(side, str))
     turns = [turn["content"] for side in sides for turn in side if turn["role"] != "assistant"]
     return list(dict.fromkeys([prompt_text(example), *turns]))

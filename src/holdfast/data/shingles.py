@@ -160,7 +160,7 @@ def occurrences(
 
 
 def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None = None) -> Shingles:
-    """The shingles of different texts; common are those that more than `limit` of the first `counted` texts hold."""
+    """Shingles of different texts; common are those in over `limit` of the first `counted`; none without a limit."""
     found = occurrences(texts, limit=limit, counted=counted)
     every = found.sets()
     return Shingles(every, found.common, every if found.free.all() else found.sets(found.free))
