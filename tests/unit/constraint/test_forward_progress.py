@@ -24,4 +24,4 @@ def test_a_line_at_most_every_so_many_seconds(monkeypatch, caplog, seconds, line
     model = Forward(tiny.model(), pad_token_id=PAD, batch_size=2, device=torch.device("cpu"))
     with caplog.at_level("INFO", "holdfast.scoring"):
         model.losses(examples(10), 4)
-    assert caplog.messages == [f"passed over {done} of 10 examples" for done in lines]
+    assert caplog.messages == [f"measured {done} of 10 examples" for done in lines]
