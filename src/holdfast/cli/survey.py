@@ -10,6 +10,8 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
+import torch
+
 from holdfast.core.provenance import peak_memory
 from holdfast.data.encode import IGNORE, Encoded, encode_each, require_usable_tokenizer
 from holdfast.data.examples import Example
@@ -58,7 +60,7 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
     harmful = None if data.harmful is None else {"rows": len(data.harmful), **tokens("safety", data.harmful)}
     size, needed = _size(plan, task["tokens_max"], trust_remote_code)
     counts = {"task": [task], "harmful": [harmful or {}], "safety": list(described.values())}
-    effort, side_batch = _effort(plan, counted, size, counts)
+    flop, side_batch = _effort(plan, counted, size, counts)
     return {
         "config_sha256": plan.sha256, "data": row_counts(data),
         "preset": [entry._asdict() for entry in describe_preset(config.preset)] if config.preset else [],
@@ -68,7 +70,7 @@ def survey(plan: ResolvedRun, *, reveal: bool = False, trust_remote_code: bool =
         "asking": None if plan.screening is None else asdict(plan_asking(data.task, plan.screening)),
         **needed, "host_memory": peak_memory(), "disk": estimate.disk_of_rows(data.task, tokenizer),
         "steps": counted._asdict(), "learning_rate": arguments.learning_rate,
-        "work": {"flop": effort, "seconds_at_100_tflops": effort / estimate.RATE, "gpu_here": estimate.has_gpu()},
+        "work": {"flop": flop, "seconds_at_100_tflops": flop / estimate.RATE, "gpu_here": torch.cuda.is_available()},
         "defense": {
             "name": method.name, "stage": config.stage, "passes": method.passes, "side_batch": side_batch,
             "constrains": method.constrains, "estimator": getattr(method.config, "estimator", None),

@@ -9,7 +9,6 @@ from holdfast.certification.kept import FIGURES, Kept, Shown, failures, way_back
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
 from holdfast.core.percent import exact_percent, percent
 from holdfast.reporting.evidence import Evidence
-from holdfast.reporting.fields import Fields
 from holdfast.reporting.svg import Scale, Size, element, grid, line, picture, text
 
 ROW = 46
@@ -39,17 +38,15 @@ def kept_figures(evidence: Evidence) -> dict[str, Kept]:
     """The figures that the run ended with; none where its behaviour was not watched."""
     if evidence.result is None:
         return {}
-    stored = evidence.result.objects("behaviour")
-    return {name: _read(stored[name]) for name in FIGURES if name in stored}
-
-
-def _read(one: Fields) -> Kept:
-    unsorted = one.count("unsorted") if "unsorted" in one else 0
-    try:
-        return Kept(one.count("kept"), one.count("of"), one.share("limit"), unsorted)
-    except (ConfigError, DataError) as error:
-        remedy = "the file is damaged: restore it, or train again"
-        raise CheckpointError(f"{one.where} {error.what}", remedy=remedy) from error
+    stored, found = evidence.result.objects("behaviour"), {}
+    for name, one in ((name, stored[name]) for name in FIGURES if name in stored):
+        unsorted = one.count("unsorted") if "unsorted" in one else 0
+        try:
+            found[name] = Kept(one.count("kept"), one.count("of"), one.share("limit"), unsorted)
+        except (ConfigError, DataError) as error:
+            remedy = "the file is damaged: restore it, or train again"
+            raise CheckpointError(f"{one.where} {error.what}", remedy=remedy) from error
+    return found
 
 
 def behaviour_view(evidence: Evidence) -> BehaviourView | None:

@@ -33,7 +33,13 @@ def facts(evidence: Evidence) -> list[Fact]:
         found.append(("training", steps))
         found += _task_loss(evidence.events)
         found += _rows_left_out(evidence.result)
-    return found + (_made(made) if made is not None else [])
+    if made is not None:
+        named = {"hardware": "hardware", "commit": "holdfast commit"}
+        found += [(name, one_line(made.text(key))) for key, name in named.items() if key in made]
+        if "versions" in made:
+            versions = made.inner("versions").value
+            found.append(("versions", one_line(", ".join(f"{k} {v}" for k, v in versions.items()), 600)))
+    return found
 
 
 def _task_loss(events: Sequence[Mapping[str, Any]]) -> list[Fact]:
@@ -80,15 +86,6 @@ def _rows_left_out(result: Fields) -> list[Fact]:
         for key, words in reasons.items()
         if key in block and block.count(key)
     ]
-
-
-def _made(made: Fields) -> list[Fact]:
-    named = {"hardware": "hardware", "commit": "holdfast commit"}
-    found = [(name, one_line(made.text(key))) for key, name in named.items() if key in made]
-    if "versions" in made:
-        versions = made.inner("versions").value
-        found.append(("versions", one_line(", ".join(f"{k} {v}" for k, v in versions.items()), 600)))
-    return found
 
 
 UNSEEN = "none: an endpoint, whose weights were not seen"

@@ -161,10 +161,5 @@ def forecast(trainer: Any) -> str:
         checkpointing=args.gradient_checkpointing,
     )  # fmt: skip
     effort = work(size, count, task_tokens=middle, checkpointing=args.gradient_checkpointing, side=side)
-    time = f"{timedelta(seconds=round(effort / RATE))} at 100 TFLOP/s" if has_gpu() else "on a CPU"
+    time = f"{timedelta(seconds=round(effort / RATE))} at 100 TFLOP/s" if torch.cuda.is_available() else "on a CPU"
     return f"estimated: {need.total / 2**30:.2g} GiB of memory per device, {effort / 1e15:.3g} PFLOP, {time}"
-
-
-def has_gpu() -> bool:
-    """Whether this machine has one, so that a rate of one says how long work takes."""
-    return torch.cuda.is_available()
