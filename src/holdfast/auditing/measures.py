@@ -57,9 +57,23 @@ class Measure(ABC):
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
         """Refuse what would only fail later."""
 
+    @abstractmethod
+    def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Table:
+        """The rows of all prompts, after those that are known."""
+
+    def facts(self, pair: Pair) -> dict[str, Any]:
+        return {}
+
+    def notes(self) -> list[str]:
+        return []
+
+
+class ByDegradation(Measure):
+    """A number D for every prompt."""
+
+    @abstractmethod
     def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
-        """D of the prompts from a position on; not of classes of replies."""
-        raise NotImplementedError
+        """D of the prompts from a position on."""
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Table:
         """The rows of all prompts, after those that are known; of every strength until the first that fails.
@@ -85,15 +99,9 @@ class Measure(ABC):
             measured(math.nan)
         return Rows.joined(pieces)
 
-    def facts(self, pair: Pair) -> dict[str, Any]:
-        return {}
-
-    def notes(self) -> list[str]:
-        return []
-
 
 @dataclass
-class ByLikelihood(Measure):
+class ByLikelihood(ByDegradation):
     """D of a given completion in nats: `nll_token`, `nll_sum`, `nll_first`, `kl_token` or `kl_first`."""
 
     limit: ChanceConstraint
@@ -128,7 +136,7 @@ class ByLikelihood(Measure):
 
 
 @dataclass
-class ByJudge(Measure):
+class ByJudge(ByDegradation):
     """D: how much more probably harmful the judge finds the reply of `after` than the one of `before`."""
 
     judge: GuardedJudge
@@ -136,7 +144,8 @@ class ByJudge(Measure):
     output: Path
     progress: Progress | None = None
     by = "harm"
-    _asked: dict[int, Asked] = field(default_factory=dict)  # of the prompts from a position on, at every strength
+    # of the prompts from a position on, at every strength
+    _asked: dict[int, Asked] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def settings(self) -> dict[str, Any]:
         return {"judge": judge_record(self.judge, self.asking.max_new_tokens)}
@@ -149,7 +158,9 @@ class ByJudge(Measure):
             self._ask(pair, prompts, 0).require_room(name)
 
     def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
-        asked = self._asked.setdefault(start, self._ask(pair, prompts, start))
+        if start not in self._asked:
+            self._asked[start] = self._ask(pair, prompts, start)
+        asked = self._asked[start]
         texts = [prompt_text(example) for example in asked.examples]
         return degradations(*(self.judge.judge(texts, [r.text for r in asked.replies(name)]) for name in NAMES))
 

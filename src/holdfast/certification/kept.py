@@ -121,9 +121,11 @@ class Kept:
         return self._upper(self.of - self.kept)
 
     def _upper(self, hits: int) -> float:
+        if not self.of:
+            return 1.0
         from holdfast.certification.binomial import upper_bound  # scipy, which the command line's help does without
 
-        return upper_bound(hits, self.of) if self.of else 1.0
+        return upper_bound(hits, self.of)
 
     @property
     def bounds(self) -> str:

@@ -63,8 +63,12 @@ class GuardedJudge:
     """
 
     def __init__(self, judge: Judge) -> None:
-        self._judge, self.name = judge, judge.name
+        self._judge = judge
         self.failures = 0
+
+    @property
+    def name(self) -> str:
+        return self._judge.name
 
     @property
     def revision(self) -> str | None:
@@ -136,7 +140,8 @@ def open_judge(spec: JudgeSpec) -> GuardedJudge:
         return GuardedJudge(_made(name, options) if options or name in JUDGES else _named(name))
     if not isinstance(spec, type):
         # No part is evaluated: a revision may be the hash of large files.
-        if all(inspect.getattr_static(spec, part, spec) is not spec for part in ("name", "revision", "judge")):
+        missing = object()
+        if all(inspect.getattr_static(spec, part, missing) is not missing for part in ("name", "revision", "judge")):
             return GuardedJudge(cast("Judge", spec))
         if callable(spec):
             return GuardedJudge(FunctionJudge(spec))

@@ -29,7 +29,10 @@ _ELSEWHERE = "name another folder, or delete this file to make the replies again
 
 
 class ReplyStore(dict[str, Reply]):
-    """The replies in one file, by id, whose header says what makes them; the file is made where there is none."""
+    """The replies in one file, by id, whose header says what makes them; the file is made where there is none.
+
+    Read it as a dict; `append` alone writes to the file.
+    """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         super().__init__()

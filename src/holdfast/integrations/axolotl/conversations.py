@@ -40,7 +40,8 @@ def conversations(cfg: Any, tokenizer: Any, dataset: Any) -> list[Conversation]:
     for config in datasets_with_name_generator(cfg.datasets):
         strategy = _strategy(config, cfg, tokenizer)
         for row in _raw(config, cfg):
-            known[_key(strategy.tokenize_prompt(row), length)] = _turns(strategy, row)
+            key = _key(strategy.tokenize_prompt(row), length)
+            known[key] = _turns(strategy, row)
     found = [known.get(_key(row, length)) for row in dataset]
     if lost := [number for number, turns in enumerate(found) if turns is None]:
         what = f"{len(lost)} of {len(found)} rows that Axolotl trains on are not in its data files as they are now"

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from peft import get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from holdfast.data.encode import encode
 from holdfast.data.examples import Example, to_rows
@@ -66,6 +64,8 @@ class SidePasses(NamedTuple):
 
 def architecture(model: str, *, revision: str | None, trust_remote_code: bool) -> Any:
     """The transformers configuration of a model; of an adapter in a folder, its base's."""
+    from transformers import AutoConfig
+
     place = Path(embedded_model_dir() if model == EMBEDDED else model)
     if (place / ADAPTER_CONFIG).is_file():
         base, revision = base_of(place)
@@ -77,6 +77,9 @@ def architecture(model: str, *, revision: str | None, trust_remote_code: bool) -
 
 def model_size(config: Any, peft_config: Any) -> Size:
     """Count parameters on the meta device, where tensors have no storage; without an adapter all are trained."""
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         total = sum(parameter.numel() for parameter in model.parameters())
