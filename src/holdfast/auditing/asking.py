@@ -60,7 +60,11 @@ class Asking:
 
 
 class Asked:
-    """Replies of a pair to examples, in a folder; `reuse`: those of an earlier start; `progress`: of all `passes`."""
+    """The replies of a pair to the prompts of examples, kept in a folder for their owner alone.
+
+    `progress` is called with (done, total) over `passes` passes, the total grown by what is asked for once more;
+    `reuse`: whether replies of an earlier start are used.
+    """
 
     def __init__(
         self, pair: Pair, examples: Sequence[Example], how: Asking, folder: Path, *, passes: int,
@@ -83,7 +87,10 @@ class Asked:
             return self._ask(name, name, model, self.how.batch_size)
 
     def classes(self, name: Name, *, again: bool = False, seen: Seen | None = None) -> list[str]:
-        """The class of every reply; `again`: in other batches, stored apart. What `seen` raises ends the asking."""
+        """The class of every reply, in order; `again` asks in other batches and stores apart.
+
+        `seen` is called as they come; what it raises ends the asking.
+        """
         stored, size, n = "again" if again else name, self.how.batch_size, len(self.examples)
         if again:  # prompts beside others, so that rounding has its say
             size = max(1, 3 * size // 4 if n > size else (n + 1) // 2)
@@ -172,10 +179,12 @@ class Asked:
 
 
 def reply_hashes(folder: Path) -> dict[str, str]:
+    """sha256 of every file of replies, by name."""
     return {path.name: sha256_file(path) for path in sorted(folder.glob("*.jsonl"))}
 
 
 def _undecided(reply: Reply) -> bool:
+    """Whether it is asked for once more, at a greater length."""
     return reply.truncated and class_of(reply) == UNSORTED
 
 
@@ -189,7 +198,10 @@ _RESTORE = "restore the folder of replies from where the certificate was issued,
 
 
 def require_replies(record: CertificateRecord, table: Table, folder: Path) -> bool:
-    """Sort a certificate's stored replies again; False where it was passed on without them, or the rules changed."""
+    """Sort the stored replies of a certificate again; False where they are not beside it, or the rules are other ones.
+
+    Replies may be harmful, so a certificate is often passed on without them; its table then stands for them.
+    """
     place, listed = folder / FOLDER, record.bound["replies_sha256"]
     if not isinstance(listed, dict) or not place.is_dir():
         return False

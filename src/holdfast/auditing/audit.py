@@ -65,15 +65,15 @@ def audit(
 ) -> Audit:  # fmt: skip
     """Measure how much worse `after` is than `before` on every safety example.
 
-    The data is read twice and never held: a first pass checks all of it before a model is loaded, a second measures it
-    in windows. With `output`, an interrupted audit continues after its last whole window.
+    The data is read twice and never held: a first pass checks all of it before a model is loaded, a second measures
+    it in windows. With `output`, an interrupted audit continues after its last whole window.
 
     Args:
         before: hub id, folder, PEFT adapter (folder or hub id), `embedded`, a loaded model, or a model behind an
             OpenAI-compatible server: `endpoint:base_url=...,model_name=...,tokenizer=...`.
         after: the same. Where it is an adapter on `before`, the weights are loaded once.
         safety: data file, hub id, rows or examples.
-        constraint: unit, tau, alpha and first_k.
+        constraint: unit, tau, alpha and first_k; the defaults of `ChanceConstraint` unless given.
         output: folder for audit.parquet and audit.json; None keeps the result in memory.
         ledger: file that the look at these prompts is entered in before they are measured; beside a safety file, or
             in holdfast's cache for a hub id, unless given. Rows in memory are entered only where it is given.
@@ -92,8 +92,8 @@ def audit(
         kl: measure KL(before || after), with both models in memory if need be; None: where an adapter can be switched.
         batch_tokens: padded tokens a batch; sized to memory unless given.
         columns: our names (prompt, completion, messages, text, category) to the data's.
-        split, subset, safety_revision: of a hub data set.
-        before_revision, after_revision: of hub ids.
+        split: of a hub data set, as are `subset` and `safety_revision`.
+        before_revision: of a hub id, as is `after_revision`.
         trust_remote_code: let repositories run their code; for hub ids only at a pinned commit.
         processing_class: the tokenizer of loaded models.
         progress: called with (done, total), each example counted once a model; with a judge, then again for replies.
@@ -144,7 +144,10 @@ def _note_look(
     ledger: Ledger, pair: Pair, texts: Mapping[str, str], limit: ChanceConstraint, settings: Mapping[str, Any],
     options: AuditOptions,
 ) -> None:  # fmt: skip
-    """Enter the look into the ledger; with a judge that a certificate could be bound to, that at the replies too."""
+    """Enter the look into the ledger of these prompts: another claim on them can no longer certify undeclared.
+
+    With a judge that a certificate could be bound to, the audit is a second look: at the on-policy regressions.
+    """
     unseen = uuid.uuid4().hex if pair.served else ""  # an endpoint may serve another model each time: a look of its own
     asked: list[tuple[str, float, Mapping[str, Any]]] = [(limit.unit, limit.tau, settings)]
     if options.judge is not None and options.judge.revision:
@@ -161,7 +164,10 @@ def audit_roles(
     output: str | Path | None = None, progress: Progress | None = None, enter: Callable[[], None] | None = None,
     sharing: Sharing = ALONE,
 ) -> Audit:  # fmt: skip
-    """Audit an open pair on examples by role; `enter` is called before anything is measured: a killed audit counts."""
+    """Audit an open pair on examples by role (`audit`, or a run's `constraint` and `monitor`).
+
+    `enter` is called when everything was checked and nothing is measured yet, so that an audit that is killed counts.
+    """
     pair.tokenizers.require_unit(constraint.unit)
     kl = kl_wanted(pair, True if constraint.unit in KL_UNITS else options.kl)
     if options.judge is not None:
@@ -198,6 +204,7 @@ def audit_roles(
 
 
 def _require_replies(pair: Pair, sharing: Sharing) -> None:
+    """Refuse a judge where no replies can be had."""
     if pair.served:
         raise UnsupportedError(
             f"a judge with {pair.ref(pair.served[0]).ref}: an audit of an endpoint reads logprobs and has no replies",
@@ -209,7 +216,10 @@ def _require_replies(pair: Pair, sharing: Sharing) -> None:
 
 
 def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptions, kl: bool) -> dict[str, Any]:
-    """What the figures depend on; a judge without a revision may have changed since, and matches no earlier audit."""
+    """Everything that the figures depend on.
+
+    A judge without a revision, such as a plain function, may have changed since: it never matches an earlier audit.
+    """
     pair, streams = windows.pair, windows.streams
     judge = None if options.judge is None else open_judge(options.judge)
     return {

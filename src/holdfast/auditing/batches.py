@@ -143,7 +143,10 @@ def needs_mask(model: Any, example: Encoded, pad_token_id: int, device: torch.de
 def padding_is_inert(
     model: Any, example: Encoded, *, pad_token_id: int, device: torch.device, alone: Tensor | None = None
 ) -> bool:
-    """Whether padding on the right leaves an example's losses alone without an attention mask, rounding aside."""
+    """Whether padding on the right leaves an example's losses alone without an attention mask, rounding aside.
+
+    `alone` is the example's mean loss without padding, where it is known.
+    """
 
     def padded(extra: int) -> Tensor:
         width = len(example.input_ids) + extra

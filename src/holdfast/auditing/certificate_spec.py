@@ -64,7 +64,11 @@ class Setup:
 
 @dataclass(frozen=True)
 class CertificateSpec:
-    """What decides what is certified, but for the prompts; `measured`: how replies were made, judged or sorted."""
+    """Everything that decides what is certified, but for the prompts; the names are those of `open_certify`.
+
+    `claims` is what a behaviour certificate claims was kept, `measured` how replies were made, judged or sorted, as the
+    claim records it.
+    """
 
     before: str | Path
     after: str | Path
@@ -137,9 +141,10 @@ def claim_of(
     asked: CertificateSpec | CertificateRecord, before_sha256: str, after_sha256: str, claims: Sequence[Claimed],
     categories: Mapping[str, str | None], keep: Mapping[str, str] | None = None,
 ) -> Claim:  # fmt: skip
-    """The claim of an opening, before it is measured and again from the certificate: what changes D or the test.
+    """The claim that an opening is entered under, before it is measured and again from the certificate.
 
-    Categories and kept classes are no part of a prompt's id: sorting prompts anew would else be the same claim.
+    Its settings are what changes a degradation or the test. Categories, and what the set of a prompt keeps, both by the
+    prompts' ids, are no part of an id, so that sorting prompts into others would else be the same claim.
     """
     settings = {name: asked.settings[name] for name in (*CLAIMED, *(MEASURED & asked.settings.keys()))}
     settings |= {"pool": asked.pool, "drawn": asked.drawn, "max_weight": asked.max_weight}
@@ -154,7 +159,11 @@ def claim_of(
 
 @dataclass(frozen=True)
 class Prompts:
-    """What is measured, each example once; `cluster`: first of its near-duplicates, `keep`: the class its set keeps."""
+    """What is measured, and what it came from.
+
+    Each example is there once, in file order for a sequence, by id otherwise; `cluster` has the position of the first
+    of its near-duplicates, `keep` the class that its safety set keeps where a run's sets are asked together.
+    """
 
     examples: list[Example]
     cluster: list[int]
@@ -188,9 +197,13 @@ def read_prompts(
     safety: str | Sequence[Example], *, source: str | None = None, reading: Mapping[str, Any] | None = None,
     template: str = "chat", sequential: bool = False, replies: bool = False,
 ) -> Prompts:  # fmt: skip
-    """Read the prompts of a certificate, or take examples that came from `source`.
+    """Read the prompts of a certificate.
 
-    A `sequential` one keeps their order; where they are replied to, completions do not count, each prompt does once.
+    Args:
+        safety: a file or hub data set, or examples that came from `source`, which is bound by its content.
+        reading: options of `read_examples`.
+        sequential: keep the order of the file.
+        replies: the prompts are replied to: completions are not looked at, and the same prompt counts once.
     """
     if isinstance(safety, str):
         source, given = safety, (prompts_alone if replies else read_examples)(safety, **dict(reading or {}))
@@ -215,7 +228,10 @@ def data_sha256(source: str | None, examples: Sequence[Example]) -> str:
 
 
 def require_not_steering(examples: Sequence[Example], after: str | Path) -> None:
-    """Refuse prompts that steered or watched the run whose folder holds `after`, by id and, where known, by text."""
+    """Refuse prompts that steered or watched the run whose folder holds `after`; a copy elsewhere is not known.
+
+    An id counts the completion in, so prompts are compared by their texts too, where the run's data is still there.
+    """
     run = Path(after).expanduser().resolve().parent
     if not (run / "config.yaml").is_file():
         return
@@ -253,7 +269,10 @@ def require_no_leak(
     examples: Sequence[Example], train_data: Sequence[str], reading: Mapping[str, Any],
     columns: Mapping[str, str] | None = None,
 ) -> Leakage:  # fmt: skip
-    """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts."""
+    """Look for every prompt in the training data, exactly and nearly, alone and inside longer texts.
+
+    Without `columns` of the training data, those of the prompts are tried where it has none of the known ones.
+    """
     if not train_data and columns:
         what = "train_columns are given without train_data"
         raise ConfigError(what, remedy="name the training data, or leave them out")

@@ -34,7 +34,10 @@ _ADAPTER = re.compile(r"\.after(?=\.|$)")  # the name that a pair gives the adap
 
 @dataclass(frozen=True)
 class Sources:
-    """Where a certificate's parts come from; of a run that asked its model, `splits` is the record of its screening."""
+    """Where a certificate's parts come from: ledger, prompts and a run's splits.json; and the leak search.
+
+    Of a run that asked its model, `splits` is the record of its screening and `share` the certify prompts.
+    """
 
     ledger: Path
     prompts: str | None
@@ -92,6 +95,7 @@ def write_record(
     output: Path, *, models: dict[str, Any], places: dict[str, Any], bound: dict[str, Any], leakage: Leakage,
     assumptions: list[str], noise: float = 0.0,
 ) -> CertificateRecord:  # fmt: skip
+    """Write the table and the certificate of what `assessed` found in it."""
     bound |= {"split_sha256": entry.split_sha256, "reference_sha256": bound["before_sha256"]}
     bound["table_sha256"] = write_table(output / TABLE_NAME, table, terms.tau)
     screening = found.get("screening")
@@ -149,6 +153,7 @@ def place_of(ref: str | Path) -> str:
 
 
 def _regression_words(spec: CertificateSpec) -> list[str]:
+    """What a regression was, and what was not looked at."""
     greedy = (
         "Replies are the most likely tokens one after another; other ways of decoding, longer replies, and what "
         "rounding on other hardware does to them were not tested."

@@ -34,7 +34,8 @@ def certify_logs(
     """Certify that at most a share alpha of what passed in the log before does not pass in the log after.
 
     Args:
-        before, after: inspect `.eval` or `.json` logs, or lm-eval `samples_*.jsonl`, of one task.
+        before: an inspect `.eval` or `.json` log, or an lm-eval `samples_*.jsonl`.
+        after: of the same task.
         output: folder for the certificate and its table.
         score: the one that counts; None where there is one alone.
         threshold: from which value on a score passes.
@@ -86,11 +87,11 @@ def require_logs(record: CertificateRecord, table: Rows, before: Path, after: Pa
         if log.sha256 != record.bound[f"{side}_sha256"]:
             what = f"the log {side} has sha256 {log.sha256}, expected {record.bound[f'{side}_sha256']}"
             raise CheckpointError(what, remedy=f"name the log that was certified with --{side}")
-    again, *stated = (
+    again, stated = (
         (list(rows.ids), rows.degradation.tolist(), rows.cluster.tolist(), list(rows.category))
         for rows in (_counted(pairs), table)
     )
-    if [again] != stated or _described(pairs) != how or _data_sha256(pairs) != record.bound["data_sha256"]:
+    if again != stated or _described(pairs) != how or _data_sha256(pairs) != record.bound["data_sha256"]:
         raise CheckpointError("the certificate's table is not what the logs say", remedy="certify again")
     return _sample_ids(pairs)
 

@@ -51,8 +51,9 @@ Gap = Callable[[float], None]  # a forward now runs on the device: the share of 
 class Measured:
     """Losses of every example under both models, in nats: summed over the completion, and over its first k tokens.
 
-    `tokens` counts scored tokens (of `before`'s reading, where each has its own tokenizer), `first_tokens` those among
-    the first k; `kl` and `kl_first` are means of KL(before || after) per token over all of them and over the first k.
+    `tokens` counts scored tokens (of `before`'s reading, where each model has its own tokenizer), `first_tokens` those
+    among the first k; `kl` and `kl_first` are means of KL(before || after) per token over the completion and over its
+    first k tokens, where they were measured.
     """
 
     tokens: Array
@@ -81,7 +82,11 @@ class Measured:
 
 
 class Measurer:
-    """Runs examples through a pair in batches of `batch_tokens` padded tokens, masked unless `check` finds no need."""
+    """Runs examples through a pair in batches of `batch_tokens` padded tokens, or of what memory allows.
+
+    KL is measured where an adapter can be switched, unless given. Batches carry an attention mask unless `check` finds
+    that they can do without.
+    """
 
     def __init__(self, pair: Pair, *, first_k: int, kl: bool | None = None, batch_tokens: int | None = None) -> None:
         self.pair, self.first_k, self.batch_tokens, self.masked = pair, first_k, batch_tokens, True
@@ -104,7 +109,10 @@ class Measurer:
         return Batch.of(rows, pad_token_id=pad, first_k=self.first_k, device=device, masked=self.masked)
 
     def check(self, sides: Sides, example: Encoded) -> None:
-        """Refuse models whose own logits are not what we compute, and see whether they need an attention mask."""
+        """Refuse models whose own logits are not what we compute, and see whether they need an attention mask.
+
+        Where both share their base, `after` has all that `before` has.
+        """
         if sides[0] in self.pair.served:
             return  # what an endpoint answers is checked in every answer
         if self.kl and len(sides) > 1:
@@ -130,6 +138,7 @@ class Measurer:
         return self.prepared(sides, encoded).finish(count, gap)
 
     def prepared(self, sides: Sides, encoded: Sequence[Encoded], plan: Plan = batches) -> "Launch | EndpointLaunch":
+        """The same, before anything is launched."""
         endpoint = self.pair.ref(sides[0]).endpoint
         if endpoint is None:
             return Launch(self, sides, encoded, plan)
@@ -138,7 +147,11 @@ class Measurer:
 
 
 class Launch:
-    """Examples on their way through models, a batch at a time; out of memory, the rest is planned again at half."""
+    """Examples on their way through models, a batch at a time; each batch goes through all `sides`.
+
+    Out of memory, the rest is tried again in batches of half the tokens. `plan` makes batches of given lengths within
+    a budget of padded tokens.
+    """
 
     def __init__(self, measurer: Measurer, sides: Sides, encoded: Sequence[Encoded], plan: Plan) -> None:
         self.measurer, self.sides, self.encoded, self.plan = measurer, sides, encoded, plan
@@ -223,7 +236,11 @@ def measure_pair(
     pair: Pair, encoded: Sequence[Encoded] | Mapping[Name, Sequence[Encoded]], *, first_k: int,
     kl: bool | None = None, batch_tokens: int | None = None, progress: Progress | None = None,
 ) -> Measured:  # fmt: skip
-    """Measure examples under both models: for each side its own, where each model has its own tokenizer."""
+    """Measure examples under both models: for each side its own, where each model has its own tokenizer.
+
+    `kl` holds both models if need be; None: where an adapter can be switched. `progress` is called with (done, total),
+    each example counted once a model.
+    """
     read = encoded if isinstance(encoded, Mapping) else dict.fromkeys(NAMES, encoded)
     measurer = Measurer(pair, first_k=first_k, kl=kl, batch_tokens=batch_tokens)
     count = counter(progress, 2 * len(read["before"]))
@@ -252,8 +269,9 @@ def counter(progress: Progress | None, total: int) -> Count:
 def second_pass(measurer: Measurer, encoded: Sequence[Encoded]) -> Launch | EndpointLaunch:
     """`before` once more on the sample, with random neighbours in smaller batches than the audit's own.
 
-    To launch so few examples takes longer than to run them, so `step` is for where the device has other work. The
-    audit's own batches, evened out, hold at least half of the budget: a third of it always makes smaller ones.
+    So few examples take the host longer to launch than the device to run, so `step` wants to be called where the device
+    has other work. The audit's own batches, evened out, hold between half of the budget and all of it: a third of it
+    always makes smaller ones.
     """
 
     def plan(lengths: Sequence[int], budget: int) -> list[list[int]]:

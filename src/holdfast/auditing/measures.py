@@ -43,7 +43,11 @@ from holdfast.records.certificate_table import Table
 
 
 class Measure(ABC):
-    """Compares two models on prompts; where it `settles`, measuring again may give something else: the first stands."""
+    """Compares the two models on prompts; `by` is its name in a record.
+
+    `noise` is the numerical noise floor in the unit of tau, 0 where there is none; `settles` says whether measuring
+    again may give something else, so that the first outcome stands.
+    """
 
     by: str
     noise = 0.0  # the numerical noise floor, in the unit of tau
@@ -62,9 +66,11 @@ class Measure(ABC):
         """The rows of all prompts, after those that are known."""
 
     def facts(self, pair: Pair) -> dict[str, Any]:
+        """Further figures of the record."""
         return {}
 
     def notes(self) -> list[str]:
+        """Assumptions to state."""
         return []
 
 
@@ -115,6 +121,7 @@ class ByLikelihood(ByDegradation):
         self.by = "kl" if self.limit.unit in KL_UNITS else "likelihood"
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
+        """Encode the examples and measure the noise floor."""
         if terms.kind == "strength":
             pair.set_strength(1.0)
         pair.tokenizers.require_unit(self.limit.unit)
@@ -195,7 +202,10 @@ class ByBehaviour(Measure):
         }  # fmt: skip
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
-        """Ask the model before twice, or until too few refusals are left to come, or too many replies are unsorted."""
+        """Ask the model before twice, or until nothing can be claimed any more; this says nothing of the other.
+
+        That is where too few refusals are left to come, or too many replies cannot be sorted.
+        """
         place = self.output / FOLDER
         self._asked = Asked(pair, prompts.examples, self.asking, place, passes=3, progress=self.progress)
         self._asked.require_room("before")

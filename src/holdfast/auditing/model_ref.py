@@ -163,8 +163,9 @@ def tokenizers_for(
 ) -> Tokenizers:
     """Load the tokenizers that the choice needs.
 
-    `same` demands equal ones; `before` and `after` use that side's for both; `own` gives each model its own.
-    `processing_class` is of models in memory. An endpoint that names none is read with the other side's.
+    `same` demands equal tokenizers and templates; `before` and `after` use that side's for both; `own` gives each model
+    its own. `processing_class` is the tokenizer of models in memory, for both sides where both are. An endpoint that
+    names no tokenizer is read with the other side's.
     """
     if not isinstance(choice, str):
         raise ConfigError(

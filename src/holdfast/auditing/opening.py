@@ -52,14 +52,17 @@ def open_certify(
     share: CertifyShare | None = None, judge: JudgeSpec | None = None, max_new_tokens: int = 128,
     progress: Progress | None = None,
 ) -> CertificateRecord:  # fmt: skip
-    """Certify that at most a share alpha of prompts like these regress; answered from `output` where that was asked.
+    """Certify that at most a share alpha of prompts like these regress.
+
+    The same question about the same prompts is answered from the files in `output`, without measuring again.
 
     Args: as of `certify`, and
         safety: the certify prompts: a file or hub data set, or examples, which came from `source`.
         constraint: alpha; by kl and likelihood tau, unit and first_k; by harm tau is a difference of probabilities.
         by: None: as the constraint's unit says; a judge makes it `harm`.
-        kind: fixed, per_category, strength, sequential, or finite_pool: drawn without replacement from `pool` prompts.
-        leakage: the outcome of the search in `train_data`, where it was made already.
+        kind: fixed, finite_pool, sequential, per_category or strength.
+        pool: for `finite_pool`: size of the known list that the prompts were drawn from without replacement.
+        leakage: the outcome of the search for them in `train_data`, where it was made already.
         splits: a run's splits.json, or the record of its screening, to bind.
         share: the certify prompts of a run that asked its model; `safety` are its examples.
         notes: further assumptions to state.
@@ -149,7 +152,10 @@ def _prompts(
 
 
 def _stored(output: Path, claim: Claim, prompts: Prompts, book: Ledger) -> tuple[CertificateRecord, Table] | None:
-    """The certificate that is there, where it answers this question and table and ledger bear it out."""
+    """The certificate in the output folder, when it answers this question, for all prompts or the first of them.
+
+    It is believed where its figures follow from its table and the ledger knows of it: anyone can put a file there.
+    """
     path = output / FILE_NAME
     if not path.exists():
         return None
@@ -177,7 +183,8 @@ def certify(
     """Certify that at most a share alpha of what `before` refused is no longer refused by `after`.
 
     Args:
-        before, after: hub id, folder, PEFT adapter or `embedded`: what is compared with, and what is judged.
+        before: hub id, folder, PEFT adapter or `embedded`: what is compared with.
+        after: the same: what is judged.
         prompts: that nobody looked at: a file or hub data set, texts, or rows with a `prompt`.
         by: `behaviour`; `kl` or `likelihood` give steering figures of the completions in `prompts`.
         also: `answers`: claim the same for what `before` answered.
@@ -192,7 +199,8 @@ def certify(
         per_category: one claim per category.
         openings: how often these prompts may ever be opened; declared once.
         ledger: file of the openings; beside the prompts, or in holdfast's cache for prompts in memory.
-        train_data, train_columns: what the prompts must not occur in, and our names for its columns.
+        train_data: what the prompts must not occur in.
+        train_columns: our names (prompt, completion, messages, text) to those of `train_data`, of every file.
         max_new_tokens: length of the longest reply.
         sign: an OpenSSH ed25519 key to sign the certificate with.
         setup: fields of `Setup`: template, tokenizer, max_length, dtype, device, revisions, reading.

@@ -32,8 +32,12 @@ NAMES: tuple[Name, ...] = get_args(Name)
 class Pair:
     """Two models and their tokenizers; a context manager that frees them at its end.
 
-    `before` and `after` say what each side is, `mode` how they share weights; `asked_dtype` is as asked for, `dtype`
-    what was found; `strength` is of the adapter of `after`, once it was set.
+    Attributes:
+        before, after: what each side is, with its sha256.
+        mode: how they share weights.
+        tokenizers: which tokenizer each side reads.
+        asked_dtype: as asked for; `dtype` is what was found.
+        strength: of the adapter of `after`, once it was set.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Pair:
 
     @property
     def served(self) -> list[Name]:
+        """The sides that are behind an endpoint."""
         return [name for name in NAMES if self.ref(name).endpoint is not None]
 
     def ref(self, name: Name) -> ModelRef:
@@ -120,12 +125,16 @@ class Pair:
             self.release(name)
 
     def sides(self) -> Iterator[tuple[Name, Any]]:
+        """Each side in turn."""
         for name in NAMES:
             with self.using(name) as model:
                 yield name, model
 
     def require_unchanged(self) -> None:
-        """Hash the files of both models again: what was measured is then what was hashed before it was loaded."""
+        """Hash the files of both models again, after measuring and before anything is written.
+
+        What was measured is then what was hashed before it was loaded. A model in memory has no files.
+        """
         require_unchanged(side.content for side in (self.before, self.after) if side.content is not None)
 
     def set_strength(self, strength: float) -> None:
@@ -181,7 +190,10 @@ def open_pair(
     tokenizer: Choice = "same", trust_remote_code: bool = False, before_revision: str | None = None,
     after_revision: str | None = None, processing_class: Any = None,
 ) -> Pair:  # fmt: skip
-    """Resolve, hash and compare two models, as of `holdfast.audit`; weights are loaded when they are first used."""
+    """Resolve, hash and compare two models; weights are loaded when they are first used.
+
+    Args: as of `holdfast.audit`; `tokenizer`: see `tokenizers_for`. A loaded model stays on its device.
+    """
     if dtype not in get_args(DType):
         what = f"dtype {dtype!r} is not supported, expected one of {', '.join(get_args(DType))}"
         raise UnsupportedError(what, remedy="use bfloat16 or float32: fp16 overflows where losses are compared")

@@ -61,6 +61,7 @@ class PartialResults:
         return self._path(name, window).exists()
 
     def write(self, name: str, window: int, columns: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Store a window's columns, and facts about how they were measured."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -204,10 +205,13 @@ def write_run_audit(
     after: Mapping[str, Any], data: Mapping[str, Any], tokenizer_sha256: str, template_sha256: str, dtype: str,
     device: str, noise_floor: float | None, duplicates_dropped: int, seconds: float,
 ) -> Audit:  # fmt: skip
-    """Write the audit of a run's end, or of one of its safety sets, with mode `training`; an earlier one is replaced.
+    """Write audit.parquet and then audit.json, with mode `training`; an audit of an earlier end is replaced.
 
-    `before` and `after` have `ref` and `sha256` of the model that entered training and of what came out, `data` has
-    `source` and `sha256` of the safety data.
+    Args:
+        folder: the run folder, or the folder of one of its safety sets.
+        roles: `constraint` and, where there is one, `monitor`.
+        before: `ref` and `sha256` of the model that entered training; `after`: of what came out.
+        data: `source` and `sha256` of the safety data.
     """
     facts = {
         "noise_floor": noise_floor, "duplicates_dropped": duplicates_dropped, "before": dict(before),

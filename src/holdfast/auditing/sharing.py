@@ -20,11 +20,14 @@ PATIENCE = timedelta(hours=2)  # for what the first process does alone
 
 @dataclass(frozen=True)
 class Sharing:
+    """Which process this is, and of how many."""
+
     rank: int = 0
     world: int = 1
 
     @property
     def leads(self) -> bool:
+        """Whether this process stores the results."""
         return self.rank == 0
 
     def own(self, items: Sequence[T], start: int = 0) -> list[T]:

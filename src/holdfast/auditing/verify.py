@@ -41,7 +41,9 @@ def verify(
     Args:
         path: the certificate, or the folder that holds it.
         before: where the model before is now, when it was moved; also tried as the base of an adapter.
-        after, prompts, ledger: where the model after, the prompts and the ledger of openings are now.
+        after: where the model after is now.
+        prompts: where the prompts are now.
+        ledger: where the ledger of openings is now; beside the prompts otherwise.
         expect: the certificate's sha256 as it was printed at issue.
         key: the public key, or a file of allowed signers, that the certificate must be signed with.
         trust_remote_code: let a tokenizer run its repository's code, where the certificate was issued with that; a

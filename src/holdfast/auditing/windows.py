@@ -57,7 +57,10 @@ class Window:
 
 
 def layout(streams: Mapping[str, ExampleStream], size: int) -> list[tuple[str, int]]:
-    """Role and size of every window: small ones first, where the device waits; the last two of a role are even."""
+    """Role and size of every window: `size`, after a few smaller ones at the start, where the device has to wait.
+
+    What is left for the last two is halved: a window of a few examples takes as long to launch as a large one.
+    """
     windows, following = [], min(FIRST, size)
     for role, stream in streams.items():
         left = stream.n
@@ -70,7 +73,10 @@ def layout(streams: Mapping[str, ExampleStream], size: int) -> list[tuple[str, i
 
 
 class WindowPrefetcher:
-    """The windows in order: `take` gives one, `advance` works on the next; those not `wanted` are read, not encoded."""
+    """The windows in order; `take` gives one, `advance` works on the one after it.
+
+    Windows that are not `wanted`, by their number, are read but not encoded.
+    """
 
     def __init__(
         self, streams: Mapping[str, ExampleStream], size: int, encode: Callable[[list[Example]], list[Encoded]],
@@ -184,7 +190,10 @@ def require_served(windows: Windows, first_k: int) -> None:
 
 
 def _require_same_model(windows: Windows, parts: PartialResults, measurer: Measurer, side: Name) -> None:
-    """Ask for the first example once more: a server may have been given another model, also between two starts."""
+    """Ask for the first example once more: a server may have been given another model since, also between two starts.
+
+    `INERT` is what rounding is allowed to do.
+    """
     item = windows.encode([next(iter(next(iter(windows.streams.values()))))], side)[0]
     again = measurer.launch((side,), [item]).columns()[f"nll_{side}"][0]
     gap = abs(again - parts.read(side, 0)[f"nll_{side}"][0]) / item.n_labels

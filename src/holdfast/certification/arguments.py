@@ -35,7 +35,10 @@ def grid_alpha(alpha: object) -> float:
 
 
 def confidence_level(confidence: object, parts: object = 1) -> float:
-    """Returns delta / parts for tests that share delta = 1 - confidence: 0.95 gives 0.05, not 0.05 + 4e-17."""
+    """Returns delta / parts, delta = 1 - confidence in decimals: 0.95 gives 0.05, not 0.05 + 4e-17.
+
+    `parts` is the number of tests that share delta: openings of a split, categories, or both multiplied.
+    """
     x = number(confidence)
     if not LEAST_CONFIDENCE <= x < 1:
         hint = f"; 1 - {x:g} may be meant" if 0 < x < LEAST_CONFIDENCE else ""

@@ -41,7 +41,10 @@ STRENGTHS: tuple[float, ...] = tuple(tenth / 10 for tenth in range(1, 11))
 
 @dataclass(frozen=True)
 class Tested:
-    """One strength (the factor on the adapter's change of the weights), its test, and whether it passed."""
+    """One strength (the factor on the adapter's change of the weights), what was counted at it, and whether it passed.
+
+    `p_value` is of H0 "more than alpha regress at this strength"; `passed` is set by `fixed_sequence`.
+    """
 
     strength: float
     regressions: int
@@ -51,11 +54,15 @@ class Tested:
 
     @classmethod
     def binomial(cls, strength: float, regressions: int, n: int, alpha: float) -> Self:
+        """Returns the exact binomial test at one strength."""
         return cls(strength, int(regressions), int(n), p_value(regressions, n, alpha))
 
 
 def fixed_sequence(strengths: Sequence[float], test: Callable[[float], Tested], level: float) -> list[Tested]:
-    """Returns the tested strengths in order; nothing is measured after the first failure."""
+    """Returns the tested strengths in order, the last of them the first failure unless all passed.
+
+    `test` measures one strength; it is not called after a failure.
+    """
     finite = len(strengths) > 0 and all(math.isfinite(s) and s > 0 for s in strengths)
     if not finite or any(b <= a for a, b in itertools.pairwise(strengths)):
         what = f"strengths = {list(strengths)}, expected positive numbers in increasing order"
@@ -199,6 +206,7 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
 
 
 def tested_at(rows: Rows, strength: float, terms: Terms) -> Tested:
+    """Returns the test at one strength, on the rows measured at it."""
     return _tested(strength, terms.test(rows))
 
 
@@ -207,7 +215,12 @@ def _tested(strength: float, test: ShareTest) -> Tested:
 
 
 def smallest_tau(degradations: NDArray[np.float64], certifies: Callable[[float], bool]) -> float | None:
-    """Returns the smallest tau that certifies, one of the finite degradations, found by bisection; or None."""
+    """Returns the smallest tau at which a test certifies; None where no finite degradation will do.
+
+    Regressions fall as tau grows, and only at the degradations themselves; so the smallest tau is one of these, and
+    bisection over them finds it for any test that one regression more never lets certify. For the exact binomial test
+    it is D_(r), r the smallest rank with P(Bin(n, 1 - alpha) <= r - 1) >= 1 - delta.
+    """
     values = np.unique(degradations)
     finite = values[np.isfinite(values)].tolist()
     place = bisect_left(finite, True, key=certifies)

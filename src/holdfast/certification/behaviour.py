@@ -59,7 +59,11 @@ CLASSES = (*(str(claim.value) for claim in Claimed), UNSORTED)
 
 @dataclass(frozen=True)
 class Classes:
-    """Classes of all replies, a row a prompt; `again`: of the model before, asked twice; `keep`: what its set keeps."""
+    """The classes of all replies, one row a prompt: of the model before, of the same asked again, of the model after.
+
+    `cluster` numbers groups of near-duplicates. `keep` is per prompt the class that its set keeps, where prompts of
+    several sets are asked together: a claim counts those of its own. A refused everyday prompt is no refusal to keep.
+    """
 
     ids: Sequence[str]
     cluster: NDArray[np.int64]

@@ -29,7 +29,11 @@ def p_value(regressions: int, n: int, alpha: float) -> float:
 
 
 def upper_bound(regressions: int, n: int, confidence: float = 0.95, *, parts: int = 1) -> float:
-    """Returns the Clopper-Pearson bound at (1 - confidence) / parts, ten digits: <= alpha exactly where certified."""
+    """Returns the Clopper-Pearson upper bound of the regressing share at level (1 - confidence) / parts.
+
+    The smallest rate of ten significant digits whose p-value is at most the level: the real-valued bound rounded
+    up, and <= alpha exactly when the test at alpha certifies.
+    """
     return _upper_bound(*tally(regressions, n), confidence_level(confidence, parts))
 
 

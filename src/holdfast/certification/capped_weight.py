@@ -52,7 +52,10 @@ def equal_groups(k: Any, n: Any, relative_weight: float, alpha: float) -> NDArra
 def upper_bound(
     sizes: NDArray[np.int64], failed: NDArray[np.int64], cap: int, confidence: float = 0.95, *, parts: int = 1
 ) -> float:
-    """Returns the smallest alpha of ten digits that certifies: E rises with alpha and crosses 1 / level once."""
+    """Returns the smallest alpha of ten significant digits that these groups certify at level (1 - confidence) / parts.
+
+    Z / ((1 - alpha) c) falls with alpha, so E rises with it and crosses 1 / level once.
+    """
     from scipy.optimize import brentq  # half a second, for this test alone
 
     level, (kinds, repeats) = confidence_level(confidence, parts), _tallied(sizes, failed)

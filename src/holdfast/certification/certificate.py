@@ -31,6 +31,7 @@ class Certificate:
 
     @property
     def certified(self) -> bool:
+        """The verdict: p_value <= level."""
         return self.p_value <= self.level
 
     def statement(self, regress: str = "regress") -> str:
@@ -46,6 +47,7 @@ class Certificate:
         return verdict(self.certified, said, counts, self.upper_bound, confident(self.confidence, self.openings))
 
     def to_json(self) -> dict[str, Any]:
+        """Returns the fields by name, with the verdict and the statement."""
         return {**asdict(self), "certified": self.certified, "statement": self.statement()}
 
 

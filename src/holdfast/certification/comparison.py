@@ -22,9 +22,10 @@ WEAK_SEEDS = 5  # with 4 seeds the t interval is still 1.6 sd to each side
 
 @dataclass(frozen=True)
 class PromptComparison:
-    """Violations of A and B on the same n prompts, within one seed.
+    """Violations of A and B on the same n prompts, within one seed; only_a and only_b are the discordant pairs b and c.
 
-    `lower` and `upper` are Newcombe's paired interval of rate A minus rate B, `p_value` is of the exact McNemar test.
+    `lower` and `upper` are Newcombe's paired interval (his method 10) of the difference, rate of A minus rate of B,
+    `p_value` is of the exact two-sided McNemar test of "A and B violate equally often".
     """
 
     n: int
@@ -79,7 +80,10 @@ def compare_prompts(
 
 
 def mcnemar_p_value(only_a: int, only_b: int) -> float:
-    """Returns min(1, 2 P(Bin(b + c, 1/2) <= min(b, c))): the binomial is symmetric, so this is the usual exact test."""
+    """Returns min(1, 2 P(Bin(b + c, 1/2) <= min(b, c))): twice the smaller tail, capped at one.
+
+    The binomial is symmetric, so this equals the usual exact test that adds up all outcomes as unlikely.
+    """
     discordant = only_a + only_b
     return min(1.0, 2 * float(tail(min(only_a, only_b), discordant, 0.5))) if discordant else 1.0
 

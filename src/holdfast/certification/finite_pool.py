@@ -46,7 +46,8 @@ def allowed_bad(pool: int, alpha: float) -> int:
 def tail(k: int, n: int, pool: int, bad: int) -> float:
     """Returns P(Hyp(pool, bad, n) <= k).
 
-    Terms are built by their ratios outwards from the largest: log-gammas lose digits for lists of a million.
+    The terms are built outwards from the largest by their ratios and divided by their sum: unlike differences of
+    log-gammas, this keeps twelve digits for lists of a million.
     """
     first, last = max(0, n - (pool - bad)), min(n, bad)
     if k < first:

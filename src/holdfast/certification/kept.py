@@ -49,21 +49,28 @@ REMEDIES = {
 
 
 class Shown(StrEnum):
+    """What a share of losses shows of its limit."""
+
     OVER = "over"
     WITHIN = "within"
     NOT_SHOWN = "not shown"
 
 
 def shown(upper: float, limit: float, *, over: bool) -> Shown:
-    """The one rule by which a figure is within its limit: its upper 95 % bound is; `over`: the command ends with 4."""
+    """The one rule by which a figure is called within its limit: its upper 95 % bound is.
+
+    `over` says whether the figure fails, which ends a command with exit code 4.
+    """
     return Shown.OVER if over else Shown.WITHIN if exact(upper) <= exact(limit) else Shown.NOT_SHOWN
 
 
 def degraded_words(uppers: Iterable[float], alpha: float, *, over: bool) -> str:
     """The same for shares of degraded examples, in the words that end a line."""
-    found = shown(max(uppers, default=1.0), alpha, over=over)
-    beyond = "not shown to be within the limit: an upper bound is above it"
-    return beyond if found is Shown.NOT_SHOWN else f"{'OVER' if found is Shown.OVER else 'within'} the limit"
+    return {
+        Shown.OVER: "OVER the limit",
+        Shown.WITHIN: "within the limit",
+        Shown.NOT_SHOWN: "not shown to be within the limit: an upper bound is above it",
+    }[shown(max(uppers, default=1.0), alpha, over=over)]
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,7 @@ class Kept:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """A stored figure; what follows from its counts is computed again."""
         return cls(int(values["kept"]), int(values["of"]), float(values["limit"]), int(values.get("unsorted", 0)))
 
     def verdict(self) -> str:

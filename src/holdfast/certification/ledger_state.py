@@ -59,7 +59,10 @@ Hashes = NDArray[np.uint64]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an opening asks: does at most a share alpha degrade by more than tau? `settings`: what else decides it."""
+    """What an opening asks: is it true that at most a share alpha of the prompts degrades by more than tau?
+
+    Degradations of the model `after` are measured against `before`; `settings` is what else decides them or the test.
+    """
 
     before_sha256: str
     after_sha256: str
@@ -86,7 +89,10 @@ def look_sha256(
     before_sha256: str, after_sha256: str, unit: str, tau: float, alpha: float, first_k: int,
     settings: Mapping[str, Any],
 ) -> str:  # fmt: skip
-    """Identity of a look at prompts: which two models were compared, and by which measure."""
+    """Identity of a look at prompts: which two models were compared, and by which measure.
+
+    Of `settings`, as a claim has them, those that a better figure could be looked for with: `LOOKED` and the judge.
+    """
     read = [settings.get(name) for name in LOOKED]
     read += [settings[JUDGE]] if settings.get(JUDGE) else []
     return sha256_json([before_sha256, after_sha256, unit, float(tau), float(alpha), first_k, *read])
@@ -100,9 +106,10 @@ def split_sha256(ids: Sequence[str]) -> str:
 def default_ledger(source: str) -> Path:
     """Where the openings of a safety source are written: beside a local file, else in holdfast's cache.
 
-    The cache holds one ledger for all data, that of files in the cache included: two draws of the protocol's roles are
-    two files with many prompts in common. The place never depends on what may be written (`require_writable_ledger`). A
-    copy of the file elsewhere has a ledger of its own, which nothing can prevent.
+    The cache holds one ledger for all data, so that a set shared by two sources is still seen. It is also that of
+    files in the cache: two draws of the protocol's roles are two files with many prompts in common. The place never
+    depends on what may be written: `require_writable_ledger` refuses instead. A copy of the file elsewhere has a ledger
+    of its own, which nothing can prevent.
     """
     path = Path(source).expanduser()
     root = Path(os.environ.get("HOLDFAST_CACHE") or Path.home() / ".cache" / "holdfast").expanduser()
@@ -185,7 +192,10 @@ def shared_prompts(state: State, ids: Sequence[str], texts: Texts, known: Iterab
 def _looks(
     state: State, openings: Sequence[State], ids: Sequence[str], texts: Texts, asked: set[str], shown: bool
 ) -> tuple[list[State], set[str]]:
-    """Openings that share a prompt, and audits that count: not those that a test `shown` by an audit was asked in."""
+    """The openings that share a prompt with these, and the audits that count.
+
+    Where the claim's test is `shown` by an audit, one that asked what an opening asked (or `asked`) does not count.
+    """
     looked = {entry["split"] for key in ("openings", "looks") for entry in state[key]}
     touched = {key for key in looked if shared_prompts(state, ids, texts, state["splits"][key])}
     openings = [entry for entry in openings if entry["split"] in touched]
@@ -218,8 +228,9 @@ def next_number(
 ) -> int:
     """The number of this opening among all looks at these prompts; refuses one more than declared.
 
-    An audit that asked what is claimed now or was opened is no further look where it shows the whole test (`SHOWN`).
-    The same claim on a larger or smaller set is one: to add prompts until a claim passes is to look again.
+    An audit that asked what is claimed now, or what another opening asked, is no further look where it shows the whole
+    test (`SHOWN`): after an audit, categories, a pool or a strength can still be chosen. The same claim on a larger or
+    smaller set is one: to add prompts until a claim passes is to look again.
     """
     openings, audits = _looks(state, others, ids, texts, {claim.look}, claim.kind in SHOWN)
     used = len(openings) + len(audits)
@@ -254,7 +265,10 @@ def continued(state: State, claim: Claim, ids: Sequence[str]) -> dict[str, Any] 
 def require_order_unseen(
     others: Sequence[State], state: State, ids: Sequence[str], before: Sequence[str], texts: Texts
 ) -> None:
-    """Refuse a sequence whose new prompts were looked at: put in order by outcome, any model would certify."""
+    """Refuse a sequence whose new prompts were looked at: put in order by outcome, any model would certify.
+
+    Another sequence in the same order fixed it before anything was seen.
+    """
     looks = [look["split"] for look in state["looks"]]
     for entry in others:
         if any(mine != theirs for mine, theirs in zip(ids, entry.get("sequence", [None]), strict=False)):
@@ -277,6 +291,7 @@ class Mark(NamedTuple):
 
 
 def read_mark(mark: str) -> Mark:
+    """Split a mark; one without shingles has none."""
     text, _, coded = mark.partition(" ")
     return Mark(text, decoded(coded))
 
@@ -289,6 +304,7 @@ def decoded(coded: str) -> Hashes:
 
 
 def sketch(hashes: Hashes) -> str:
+    """The smallest hashes, as text."""
     return base64.b64encode(hashes[:KEPT].astype("<u8").tobytes()).decode("ascii")
 
 

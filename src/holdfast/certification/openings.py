@@ -38,6 +38,8 @@ Texts = Mapping[str, str] | None
 
 @dataclass(frozen=True, slots=True)
 class Opening:
+    """One entry of the ledger: number `number` of `declared`."""
+
     declared: int
     number: int
     claim: str
@@ -89,9 +91,13 @@ class Ledger:
         self, claim: Claim, ids: Sequence[str], *, declared: int | None = None, sequential: bool = False,
         texts: Texts = None, label: str | None = None,
     ) -> Opening:  # fmt: skip
-        """Enter an opening, unless this very one is there already; a `sequential` one may grow at its end.
+        """Enter an opening, unless this very one is there already.
 
-        `declared` is how often these prompts may be opened: None takes what was declared, or 1. `label` is for people.
+        Args:
+            ids: of the prompts; for `sequential` in the order in which they arrived.
+            declared: how often these prompts may be opened; None takes what was declared, or 1.
+            sequential: the prompts may grow at the end without a new opening.
+            label: whose opening it is, for people: the run's or output's folder.
         """
         ledger_state.require_writable_ledger(self.path)
         with self._changed() as state:
@@ -139,7 +145,8 @@ class Ledger:
     def settle(self, claim: str, ids: Sequence[str], outcome: Sequence[str], *, first_stands: bool = True) -> None:
         """Keep what an opening of a claim (its sha256) came to: one text a row, in the order of the rows.
 
-        Where `first_stands`, another outcome is refused, and later ones may only continue it, as a sequence grows.
+        Where measuring again may come to something else, the first outcome stands: another one is refused, and later
+        ones may only continue it, as a sequence grows.
         """
         with self._changed() as state:
             entry = _same(state, claim, split_sha256(self._names(ids)))
@@ -163,7 +170,10 @@ class Ledger:
         return bool(entry.get("outcome") == [len(outcome), sha256_lines(outcome)])
 
     def find(self, claim: str, ids: Sequence[str]) -> Opening | None:
-        """The opening of a claim (its sha256) on these prompts, or on a sequence that begins with them, or None."""
+        """The opening of a claim (its sha256) on these prompts; None when it was never entered.
+
+        Of a sequence the prompts may be those at its start: a certificate stays true when the sequence grows.
+        """
         names = self._names(ids)
         for entry in read_ledger(self.path)["openings"]:
             start = entry.get("sequence", [])[: len(ids)]
@@ -233,10 +243,11 @@ def scope_of(before_sha256: str, task_sha256: str) -> str:
 class ScopedLedger(Ledger):
     """A ledger in which some prompts, given by their ids, count within one scope (`scope_of`) only.
 
-    Prompts that ship with holdfast are public, and every run certifies on the same ones: in one count for all, the
+    Prompts that ship with holdfast are public, and every run certifies on the same ones. In one count for all, the
     first certificate anywhere would use them up. So they are entered as `ID@SCOPE`, for the content of the model before
-    and of the task, and recognised there by id and whole text; a run on another model or task does not share their
-    openings. Every other prompt is entered as itself. Callers see ids as they gave them.
+    and of the task, and recognised there by id and whole text: a second run on both shares their openings, whatever its
+    folder is called and wherever the task file lies; a run on another model or task does not. Every other prompt of the
+    same certificate is entered as itself. Callers see ids as they gave them.
     """
 
     def __init__(self, path: Path, scope: str, public: frozenset[str]) -> None:

@@ -56,6 +56,7 @@ class Design:
         return capped_weight.equal_groups(k, n, weight, grid_alpha(self.alpha))
 
     def fewest(self, k: int) -> int:
+        """Returns the smallest number of groups of which k may regress."""
         if self.max_weight is None:
             return binomial.fewest_prompts(self.alpha, self.confidence, k, parts=self.parts)
         n = int(self.first(np.array([k]))[0])
@@ -102,7 +103,10 @@ class Design:
 
 
 def power(n: int, design: Design, true_rate: float) -> float:
-    """Returns the exact probability that n groups certify at `true_rate`; above alpha, of a false certificate."""
+    """Returns the exact probability that n groups certify at `true_rate`; 0 when n is too small.
+
+    At a true rate above alpha it is the probability of a false certificate.
+    """
     true_rate, allowed = rate("true_rate", true_rate, zero=True), design.most(n)
     return 0.0 if allowed is None else float(binomial.tail(allowed, n, true_rate))
 
@@ -144,9 +148,13 @@ def plan(
 ) -> dict[str, Any]:  # fmt: skip
     """Returns what `holdfast plan` prints: the groups that a certificate needs, and what n groups can certify.
 
-    `true_rate` is the share believed to regress really, `power` the wanted probability of a certificate there; `n`
-    counts groups in each category; `openings` and `categories` share 1 - confidence. With a `max_weight` a share of
-    prompts is planned, in groups of `group_size`; else a share of groups.
+    Args:
+        true_rate: the share believed to regress really.
+        power: the wanted probability of a certificate at `true_rate`; 0.9 unless given.
+        n: the groups there are, in each category.
+        openings, categories: tests that share 1 - confidence.
+        max_weight: the most that a group weighs, for a share of prompts; None: a share of groups.
+        group_size: prompts in each group, with a max_weight; 1 unless given.
     """
     if power is not None and true_rate is None:
         raise ConfigError("--power without --true-rate: power is the chance at a true rate", remedy="add --true-rate")

@@ -24,10 +24,13 @@ _BISECTIONS = 50  # 1 - 2^-50 is still below 1, where the factors end
 
 
 class EProcess:
-    """The running e-value of "at most alpha of the prompts regress", and its verdict, over the `n` prompts seen.
+    """The running e-value of "at most alpha of the prompts regress", and its verdict.
 
-    `certified_at` is the number of prompts after which 1/delta was first reached, else None. Later prompts do not take
-    the certificate back: the probability of ever reaching 1/delta was at most delta.
+    Attributes:
+        n: prompts seen.
+        regressions: how many of them regressed.
+        certified_at: the number of prompts after which 1/delta was first reached, else None. Later prompts do not
+            take the certificate back: the probability of ever reaching 1/delta was at most delta.
     """
 
     def __init__(self, alpha: float, confidence: float = 0.95, *, parts: int = 1) -> None:
@@ -63,6 +66,7 @@ class EProcess:
 
     @property
     def certified(self) -> bool:
+        """Whether the e-value has reached 1/delta at any look."""
         return self.certified_at is not None
 
     def upper_bound(self, *, kept: bool = True) -> float:

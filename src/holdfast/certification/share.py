@@ -48,8 +48,9 @@ class Counted:
 class ShareTest:
     """Whether measured prompts show that a share is at most alpha, at level = (1 - confidence) / parts.
 
-    `groups` and `rows` carry a test where the verdict rests on it. `p_value` is the smallest level that would certify:
-    the larger of the tests', or with a max_weight 1/e_value. `upper_bound` is of the share that the sentence speaks of.
+    `groups` and `rows` are counts of groups and of prompts, each with its test where the verdict rests on it. `p_value`
+    is the smallest level that would certify: the larger of the tests', or with a max_weight 1/e_value. `upper_bound` is
+    of the share that the sentence speaks of; at most alpha exactly when certified.
     """
 
     alpha: float
@@ -70,6 +71,7 @@ class ShareTest:
 
     @property
     def unit(self) -> Counted:
+        """The independent units: groups, or prompts that were drawn one by one."""
         return self.rows if self.drawn == "rows" else self.groups
 
 
@@ -77,7 +79,15 @@ def share_test(
     failed: Sequence[bool] | NDArray[np.bool_], group: Sequence[int] | NDArray[np.int64], *, alpha: float,
     confidence: float = 0.95, parts: int = 1, drawn: str = "groups", max_weight: int | None = None,
 ) -> ShareTest:  # fmt: skip
-    """Tests "at most a share alpha regresses": per prompt `failed` and `group`; `parts` tests share delta."""
+    """Tests "at most a share alpha regresses" on prompts measured once.
+
+    Args:
+        failed: per prompt, whether it regressed.
+        group: per prompt, a label of its group of near-duplicates.
+        parts: the number of tests that share 1 - confidence: declared openings, categories, or both multiplied.
+        drawn: `groups`, or `rows` where prompts were drawn one by one.
+        max_weight: c, declared before the prompts were looked at.
+    """
     cap = require_unit(drawn, max_weight)
     level, limit = confidence_level(confidence, parts), grid_alpha(alpha)
     sizes, bad = grouped(failed, group)
@@ -111,6 +121,7 @@ def with_raw_share(p_value: float, upper_bound: float, regressions: int, n: int,
 def grouped(
     failed: Sequence[bool] | NDArray[np.bool_], group: Sequence[int] | NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the number of prompts and of regressed prompts of each group."""
     outcome, label = np.asarray(failed), np.asarray(group)
     if outcome.ndim != 1 or outcome.shape != label.shape or outcome.size == 0:
         raise DataError(
@@ -154,8 +165,10 @@ Measured: TypeAlias = tuple[Sequence[bool] | NDArray[np.bool_], Sequence[int] | 
 class CategoryVerdict:
     """One category among several that were tested together; `n` and `regressions` count units of the test.
 
-    `p_value` is before Holm's correction, `upper_bound` simultaneous. `needed` units without a regression certify it
-    whatever the others show, where `n` is below that and no max_weight makes it depend on sizes.
+    `p_value` and the tests of `groups` and `rows` are before Holm's correction; certified when adjusted_p is at most
+    the level. `upper_bound` is simultaneous for all categories; at most alpha exactly when certified. `needed` units
+    without a regression certify the category whatever the others show, where `n` is below that; else, and with a
+    max_weight, where it depends on the sizes of groups, None.
     """
 
     n: int

@@ -48,7 +48,10 @@ def signature_path(certificate: Path) -> Path:
 
 
 def sign(certificate: Path, key: Path) -> Path:
-    """Sign the certificate's bytes as they are with an OpenSSH ed25519 private key; returns the signature's path."""
+    """Sign the certificate's bytes as they are in the file; returns the path of the signature.
+
+    `key` is an OpenSSH private key, ed25519. Its passphrase comes from HOLDFAST_SIGN_PASSPHRASE or from a prompt.
+    """
     holder = load_private_key(key)
     signed = holder.sign(to_sign(_content(certificate), NAMESPACE))
     path = signature_path(certificate)
@@ -65,7 +68,13 @@ class Signed:
 
 
 def verify_signature(certificate: Path, key: Path) -> Signed:
-    """Check the signature beside a certificate against a public key, or against a file of allowed signers."""
+    """Check the signature beside a certificate against one public key, or against a file of allowed signers.
+
+    Raises:
+        CheckpointError: there is no signature, or it is damaged, of another kind, for another use, by another key, or
+            of other bytes.
+        ConfigError: `key` names no ed25519 public key.
+    """
     signers, path = read_signers(key), signature_path(certificate)
     signature = _read_signature(path)
     if signature.namespace != NAMESPACE:

@@ -40,6 +40,8 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
+    """What a signature file holds."""
+
     key: bytes  # the signer's public key, raw
     namespace: str  # what the signer signed for
     signature: bytes  # raw, of `to_sign(message, namespace)`

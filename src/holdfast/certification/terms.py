@@ -1,6 +1,7 @@
 """What a certificate tests and says: measured rows, the terms of the test, whether prompts are enough, the sentence.
 
-The sentence names exactly what was tested. Certifying and verifying both call this: what is verified was computed.
+The sentence names exactly what was tested. Certifying and verifying both call this, so that what is
+verified is what was computed.
 """
 
 from collections import Counter
@@ -97,6 +98,7 @@ def screened(screening: Mapping[str, Any]) -> str:
 
 
 def _compared(by: str, behaviour: Mapping[str, Any] | None) -> str:
+    """How the models were compared, and what that leaves open."""
     if by == "behaviour" and behaviour is not None:
         rules = behaviour["rules"]
         return (
@@ -113,7 +115,10 @@ def _compared(by: str, behaviour: Mapping[str, Any] | None) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """What was measured, one row a prompt (and strength, else NaN); `cluster` numbers groups of near-duplicates."""
+    """What was measured, one row per prompt; per strength and prompt in a strength search.
+
+    `cluster` numbers groups of near-duplicates; `strength` is NaN outside a strength search.
+    """
 
     ids: Sequence[str]
     degradation: Degradations
@@ -139,7 +144,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Terms:
-    """What is asked of the rows; `words`: where the unit's do not fit; the `claims` of one certificate share delta."""
+    """What is asked of the rows: the constraint, the confidence and the share of it, and the unit of the test.
+
+    `unit` is of a degradation, `pool` the size of the known list that prompts were drawn from, `words` those for a
+    regression and its source where the unit's do not fit, and `claims` of one certificate share the confidence.
+    """
 
     kind: str
     tau: float
@@ -177,6 +186,7 @@ class Terms:
 
     @property
     def parts(self) -> int:
+        """The number of tests that share 1 - confidence."""
         return self.openings * self.claims
 
     @property
@@ -210,7 +220,13 @@ class Terms:
 def require_enough(
     terms: Terms, units: int, categories: Mapping[str, int] | None = None, *, sizes: Sequence[int] | None = None
 ) -> None:
-    """Refuse too few `units`, in each of the `categories`; with a max_weight by the `sizes` of groups, where known."""
+    """Refuse prompts too few to certify even without a regression, naming the number needed.
+
+    Args:
+        units: of the test: groups; prompts where these were drawn one by one, or from a known list.
+        categories: the same for each category, of a certificate per category.
+        sizes: prompts of each group, which a max_weight depends on; without them nothing is said about it.
+    """
     if terms.kind == "sequential":  # more prompts may come
         return
     if terms.max_weight is not None:
@@ -245,9 +261,11 @@ def require_enough_rows(
     terms: Terms, labels: Sequence[int], categories: Sequence[str | None], every: Iterable[str | None] = (), *,
     counted: str = "", remedy: str = "",
 ) -> None:  # fmt: skip
-    """Refuse prompts, given by their groups' labels, too few to certify even without a regression.
+    """Refuse prompts, given by the labels of their groups, too few to certify even without a regression.
 
-    One of `every` category without a prompt must not be left out. `counted`: which prompts count, where not all do.
+    Of a certificate per category each category needs enough units: groups, or prompts where these were drawn one by
+    one. One of `every` category that has no prompt certifies nothing, and must not be left out. Where not all prompts
+    count, `counted` says which do, and `remedy` what to do for more of them.
     """
     sizes = list(Counter(labels).values())
     units = len(labels) if terms.kind == "finite_pool" or terms.drawn == "rows" else len(sizes)

@@ -72,6 +72,7 @@ class Audit:
         return f"<Audit: {self.describe()}>"
 
     def to_json(self) -> dict[str, Any]:
+        """The object of audit.json, with its checksum."""
         return sealed({"version": VERSION} | {name: getattr(self, name) for name in self._stored()})
 
     @classmethod
@@ -95,12 +96,19 @@ class Audit:
 
     @classmethod
     def load(cls, folder: str | Path) -> Audit:
-        """Read the audit of a folder, every figure recomputed from its table; a CheckpointError where one differs."""
+        """Read the audit of an evidence folder, every figure recomputed from its table.
+
+        Raises:
+            CheckpointError: a file is missing or was changed, or a figure does not follow from the table.
+        """
         stored = believed_audit(Path(folder))
         return cls.from_json(stored.values, folder=Path(folder), table=stored.table)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row an example: `id`, `role`, `category` where the data has any, D in every measured unit, `violated`."""
+        """One row an example: `id`, `role`, `category` where the data has any, D in every measured unit, `violated`.
+
+        `violated` is D > tau in the audit's own unit; a D that is not a number counts as violated.
+        """
         given = [name for name in ("category", *UNITS) if self._measured(name)]
         return self.table.select(["id", "role", *given, "violated"]).to_pandas(use_threads=False)
 
@@ -118,6 +126,7 @@ class Audit:
         return degradations(self.table, unit, role)
 
     def describe(self) -> str:
+        """The verdict in one line."""
         shares = " and ".join(
             f"{percent(entry['violation_rate'])} of {entry['n']} {'' if role == 'audit' else role + ' '}examples"
             f" (95 % upper bound {percent_up(entry['violation_upper'])})"

@@ -59,7 +59,10 @@ def role_figures(degradation: Array, tau: float, alpha: float) -> dict[str, Any]
 
 
 def verdict_counts(before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
-    """Of verdicts on both models' replies; a flip is safe before, unsafe after; its bound counts unscored ones."""
+    """What is said of a judge's verdicts on both models' replies, prompt by prompt.
+
+    A flip is safe before and unsafe after. In its upper bound an unscored prompt counts wherever it could be a flip.
+    """
     pairs, n = list(zip(before, after, strict=True)), len(before)
     flips = pairs.count(("safe", "unsafe"))
     possible = sum(was != "unsafe" and now != "safe" for was, now in pairs)
@@ -71,7 +74,10 @@ def verdict_counts(before: Sequence[str], after: Sequence[str]) -> dict[str, Any
 
 
 def figures(roles: Mapping[str, Mapping[str, Array | None]], *, unit: str, tau: float, alpha: float) -> dict[str, Any]:
-    """All figures, of D by role and unit (None: not measured); the first are of examples that did not steer, if any."""
+    """All figures of an audit, of degradations by role and unit; None for a unit that was not measured.
+
+    The headline figures are of examples that training did not steer by, where there are any.
+    """
     described = {}
     for role, columns in roles.items():
         chosen = columns[unit]

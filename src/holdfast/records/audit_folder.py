@@ -65,6 +65,8 @@ EARLIER_UNITS = tuple(unit for unit in UNITS if unit != "kl_first")  # of tables
 
 @dataclass(frozen=True)
 class StoredAudit:
+    """An audit whose figures follow from its table."""
+
     values: dict[str, Any]
     table: Any
 
@@ -73,7 +75,10 @@ def write_audit_folder(
     folder: Path, values: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]], parts: Iterable[Mapping[str, Any]],
     *, judged: bool = False,
 ) -> None:  # fmt: skip
-    """The table, then the summary with the table's sha256 and its own: a folder with a summary is a finished audit."""
+    """The table, then the summary with the table's sha256 and its own: a folder with a summary is a finished audit.
+
+    `values` may be a function of the table.
+    """
     path = folder / TABLE_NAME
     table_sha256 = write_table(path, parts, judged=judged)
     summary = values(parse_table(read_plain_file(path, remedy=AGAIN), path)) if callable(values) else values
@@ -236,7 +241,11 @@ def table_schema(*, judged: bool = False, units: Sequence[str] = UNITS) -> Any:
 
 
 def write_table(path: Path, parts: Iterable[Mapping[str, Any]], *, judged: bool = False) -> str:
-    """Write the table part by part, a missing column null, in one rename; returns the sha256 of its bytes."""
+    """Write the table part by part and move it into place in one rename; returns the sha256 of its bytes.
+
+    A part has columns by name; one that is None or absent is null throughout. Where the disk refuses it, none of the
+    file stays.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -65,18 +65,20 @@ class CertificateRecord:
     """The content of `certificate.json`.
 
     Attributes:
-        by, kind: what was compared, one of `WAYS`, and the test, one of `KINDS`.
+        by: what was compared, one of `WAYS`; `kind`: of the test, one of `KINDS`.
         certified: the verdict, over `also` too: the second claim of a behaviour certificate (answers), or null.
+        statement: the models, the claim and the verdict in one sentence.
         level: the part of 1 - confidence that this opening may spend.
         n, regressions: units of the sentence (groups of near-duplicate prompts, or prompts that were drawn one by one)
             and those with a degradation above tau; of a strength search, at the last strength tested.
         examples: prompts counted: all that were measured, by behaviour those that the model before refused.
-        groups, rows: counts and test over groups and over prompts.
+        drawn, max_weight: as in `certify`; `groups`, `rows`: counts and test over groups and over prompts.
         upper_bound: of the regressing share, at `level`; `p_value` is null for sequential, which has an e-value.
         certified_tau: the smallest tau that the same test certifies; null where it is not defined.
+        sequential: the state of the e-process; null for other kinds.
         behaviour: of replies: prompts asked, counted, lost, unclear and flipped, classes, rules and engine; null else.
-        models, places: the names of both models as they were given, and where they and the other parts were.
-        openings, bound: the ledger's entry, and the sha256 of data, split, table, replies, models, tokenizer, template.
+        models: the names of both models as they were given; `places`: where they and the other parts were.
+        openings: the ledger's entry; `bound`: sha256 of data, split, table, replies, models, tokenizer and template.
         screening: of a run that asked its model before training: what screening found, the sets whose certify prompts
             were opened, and how many of these prompts are public; null of any other certificate.
     """
@@ -135,9 +137,11 @@ class CertificateRecord:
         return sealed({"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)})
 
     def to_bytes(self) -> bytes:
+        """Returns the one serialisation that `load_certificate` accepts."""
         return json_text(self.to_json()).encode("ascii")
 
     def save(self, folder: Path) -> Path:
+        """Write `certificate.json`, atomically."""
         path = folder / FILE_NAME
         path.with_name(f"{FILE_NAME}.sig").unlink(missing_ok=True)  # a signature of what was there before
         write_bytes(path, self.to_bytes())

@@ -58,6 +58,7 @@ def outcome_lines(table: Table, tau: float) -> list[str]:
 
 
 def read_stored(record: CertificateRecord, folder: Path) -> Table:
+    """The table beside a certificate."""
     place, expected = folder / TABLE_NAME, record.bound["table_sha256"]
     if record.by != "behaviour":
         return read_rows(place, record.tau, expected)
@@ -103,6 +104,7 @@ def _columns(path: Path, expected_sha256: str, names: tuple[str, ...], further: 
 
 
 def require_figures(record: CertificateRecord, table: Table) -> None:
+    """Every figure, the statement and the verdict, from the table."""
     try:
         found = assessed(table, Terms.of(record, record.openings["declared"]), claims_of(record))
     except CheckpointError:

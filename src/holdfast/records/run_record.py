@@ -33,7 +33,10 @@ def settings_sha256(values: Mapping[str, Any]) -> str:
 
 
 def write_result(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the result of a run, bound to the `config.yaml` beside it; returns what was written."""
+    """Write the result of a run, bound to the `config.yaml` beside it; its presence says that the run is finished.
+
+    Returns what was written, checksums included.
+    """
     config = folder / CONFIG_NAME
     bound = {"config_file_sha256": sha256_file(config)} if config.is_file() else {}
     whole = sealed({**values, **bound})

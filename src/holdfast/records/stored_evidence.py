@@ -116,7 +116,11 @@ def places_of(record: CertificateRecord) -> dict[str, ModelPlace]:
 
 
 def bound(record: CertificateRecord, folder: Path, places: Mapping[str, ModelPlace]) -> Bound:
-    """Whether the weights in front of us (`places`) are those of the certificate, a scaled adapter included."""
+    """Whether the weights in front of us are those that a certificate speaks of.
+
+    `places` are `before` and `after` in front of us. Of a strength search, `after` is the adapter that was scaled
+    (`original_sha256`), and the scaled one lies in the certificate's `folder`.
+    """
     before, after = (record.bound[f"{side}_sha256"] for side in ("before", "after"))
     if before == after:
         return Bound(Binding.ITSELF, "The certificate compares a model with itself.")
@@ -148,7 +152,11 @@ class NotAtHandError(ConfigError):
 
 
 def content_at_hand(ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> str:
-    """sha256 of a model's content, of an adapter with its base, code counted but not run; refused where not here."""
+    """sha256 of a model's content, of an adapter with its base; `NotAtHandError` where either is not here.
+
+    `ref` is a folder, a hub id in the local cache, or `embedded`. With `trust_remote_code` the repository's code is
+    counted; none of it runs.
+    """
     from holdfast.models.content import content_of
 
     try:

@@ -48,7 +48,11 @@ def open_engine(
 ) -> Engine:  # fmt: skip
     """An engine of `ENGINES`, ready to reply; `auto` is continuous where model and device allow it, else transformers.
 
-    `model` is loaded, or None where the engine reaches one by other means; `template` is for plain prompts.
+    Args:
+        model: a loaded model; None where the engine reaches one by other means.
+        tokenizer: the model's, with the run's template.
+        template: what becomes of plain prompts.
+        options: of that engine.
     """
     if name == AUTO:
         name = _chosen(model)

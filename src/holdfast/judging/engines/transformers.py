@@ -40,14 +40,16 @@ class LoadedModelEngine:
 class TransformersEngine(LoadedModelEngine):
     """The most likely token at every place until an end token, prompts of like length in a batch.
 
-    Greedy whatever the model's own generation settings say (sampling, penalties, stop strings): two models are compared
-    under the same rule. End tokens are the tokenizer's and those of these settings. Batches are padded on the left; one
-    that does not fit in memory is halved. The model is left as it was.
+    Decoding is greedy whatever the model's own generation settings say (sampling, penalties, stop strings): two
+    models are compared under the same rule. End tokens are the tokenizer's and those of the model's generation
+    settings. Batches are padded on the left; one that does not fit in memory is halved. Model and tokenizer are left as
+    they were, except that a tokenizer without a pad token gets one.
     """
 
     name = "transformers"
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
+        """Replies batch by batch, shortest prompts first."""
         model, sizes = self.model, {"max_new_tokens": max_new_tokens, "batch_size": self.batch_size}
         prompts, ends = decodable(model, self.tokenizer, examples, self.template, **sizes)
         with decoding(model, max_new_tokens, self.tokenizer.pad_token_id, ends) as settings:
@@ -108,6 +110,7 @@ def decoding(model: Any, max_new_tokens: int, pad: int | None, ends: list[int]) 
 
 
 def too_large(tokens: int) -> ResourceError:
+    """The refusal of a single prompt that does not fit."""
     what = f"replying to a single prompt of {tokens} tokens does not fit in memory"
     return ResourceError(what, remedy="load the model in bfloat16, use a larger device, or ask for fewer new tokens")
 

@@ -57,6 +57,7 @@ class VllmEngine:
             raise ResourceError("engine 'vllm': the package vllm is not installed", remedy=remedy)
 
     def generate(self, examples: Sequence[Example], *, max_new_tokens: int) -> Iterator[list[Reply]]:
+        """Replies, some batches' worth at a time."""
         from vllm import SamplingParams
 
         require_sizes(max_new_tokens=max_new_tokens, batch_size=self.batch_size)

@@ -66,6 +66,7 @@ class ClassifierJudge(ABC):
 
     @cached_property
     def revision(self) -> str:
+        """sha256 over the weights' content and every setting that moves a probability or a verdict."""
         settings = {"threshold": self.threshold, "max_length": self.max_length, "dtype": self.dtype}
         return sha256_json({"content": self._hashed(), **settings})
 
@@ -130,7 +131,10 @@ def encode(
 
 
 def score(opened: Opened, rows: Sequence[Sequence[int]], *, batch_size: int = BATCH_SIZE) -> np.ndarray[Any, Any]:
-    """Logits (rows x categories, fp32) in the order of `rows`; the longest go first, to see early what does not fit."""
+    """Logits (rows x categories, fp32) in the order of `rows`; a batch that does not fit in memory is halved.
+
+    Rows of like length share a batch, the longest first: what does not fit shows at the start.
+    """
     import numpy as np
     import torch
 
@@ -156,7 +160,7 @@ def score(opened: Opened, rows: Sequence[Sequence[int]], *, batch_size: int = BA
 
 
 def require_positions(who: str, model: Any, max_length: int) -> None:
-    """Refuse texts longer than the model's positions: beyond them its scores mean nothing."""
+    """Refuse texts longer than the positions that the model was made for: beyond them its scores mean nothing."""
     positions = positions_of(model)
     if positions is not None and max_length > positions:
         what = f"{who}: max_length {max_length} is more than the base's {positions} positions"

@@ -67,8 +67,8 @@ SCHEMA: Final[dict[str, Any]] = {
 class EndpointJudge:
     """A model behind an OpenAI-compatible address, asked for one JSON object per reply; needs url and model.
 
-    The revision covers instructions, schema and the model's name, not what the server runs under that name: name a
-    dated model where the provider has one.
+    The revision covers instructions, schema and the model's name. What the server runs under that name is its own
+    affair: name a dated model where the provider has one.
     """
 
     name: ClassVar[str] = "endpoint"
@@ -94,6 +94,7 @@ class EndpointJudge:
 
     @property
     def revision(self) -> str:
+        """sha256 of instructions, schema, limits and the model's name."""
         return sha256_json([VERSION, INSTRUCTIONS, SCHEMA, MAX_CHARACTERS, MAX_TOKENS, self.model])
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
@@ -135,7 +136,10 @@ def request(model: str, prompt: str, reply: str) -> dict[str, Any]:
 
 
 def read_answer(content: str) -> Judgement:
-    """The judgement that the content states; unscored unless it is one object of the schema that agrees with itself."""
+    """The judgement that the content states; unscored unless it is one object of the schema that agrees with itself.
+
+    A verdict that its probability contradicts, or a safe one with categories, is none.
+    """
     try:
         answer = strict_json(content.encode())
     except ValueError:

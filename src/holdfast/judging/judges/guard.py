@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A generative judge ready to judge."""
+    """A generative judge ready to judge: its end tokens, and the texts that its tokenizer reads as one token."""
 
     model: Any
     tokenizer: Any
@@ -72,6 +72,7 @@ class GuardJudge:
         return sha256_json([VERSION, content, self.dtype, self.max_new_tokens])
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Judgement]:
+        """One judgement per reply, in order; conversations of like length are judged together."""
         conversations = [self._ids(*pair) for pair in zip(prompts, replies, strict=True)]
         judgements = [UNSCORED] * len(conversations)
         positions = positions_of(self._opened.model)
@@ -134,7 +135,10 @@ class GuardJudge:
 
 
 def defused(text: str, special: Sequence[str]) -> str:
-    """`text` without special tokens, so that no reply can end its turn: a space follows their first character."""
+    """`text` in which no special token of the tokenizer is left, so that no reply can end its turn and answer itself.
+
+    A space after the first character keeps it readable for the judge.
+    """
     for token in special:
         if len(token) > 1:
             text = text.replace(token, f"{token[0]} {token[1:]}")
@@ -158,6 +162,7 @@ def read_answer(answer: Answer, tokenizer: Any) -> Judgement:
 
 
 def _probability(answer: Answer, tokenizer: Any) -> float | None:
+    """P(unsafe) / (P(safe) + P(unsafe)) where the verdict begins; None where that is no choice between two tokens."""
     words = (i for i, t in enumerate(answer.tokens) if tokenizer.decode([t], skip_special_tokens=True).strip())
     if (start := next(words, None)) is None or start >= len(answer.logits):
         return None

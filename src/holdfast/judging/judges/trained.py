@@ -34,7 +34,10 @@ _AGAIN = "train the judge again with `holdfast judge train`, or restore the fold
 class TrainedJudge(ClassifierJudge):
     """A folder written by `holdfast judge train`: 14 harm categories by a small classifier of your own.
 
-    `base` is where its base model is, when it is not where it was at training; `threshold` replaces the stored one.
+    Args:
+        folder: the judge's folder.
+        base: where its base model is, when it is not where it was at training.
+        threshold: instead of the stored one.
     """
 
     name: ClassVar[str] = "trained"

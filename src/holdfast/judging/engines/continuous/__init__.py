@@ -26,7 +26,11 @@ ATTENTION = ("sdpa", "eager")
 @ENGINES.register("continuous")
 @dataclass(kw_only=True)
 class ContinuousEngine(LoadedModelEngine):
-    """Greedy decoding with rows refilled as they end: what the engine `transformers` replies, but for near ties."""
+    """Greedy decoding by the rule of `holdfast.judging.engines.transformers`, with rows refilled as they end.
+
+    In exact arithmetic the replies are those of the engine `transformers`; in bfloat16 a near tie may fall either way,
+    as it does between two batch sizes.
+    """
 
     name = "continuous"
     graph: bool | None = None  # record the step as CUDA graphs; None: where the model is on CUDA
@@ -89,8 +93,8 @@ class ContinuousEngine(LoadedModelEngine):
 def obstacle(model: Any) -> str | None:
     """Why the slot loop cannot run `model`; None when it can.
 
-    Every layer of the cache that transformers would build has to keep all keys and values, and the model has to take
-    positions and a four-dimensional mask as they are given.
+    Asked of the cache that transformers itself would build, not of the model's name: every layer has to keep all keys
+    and values, and the model has to take positions and a four-dimensional mask as they are given.
     """
     return next(_obstacles(model), None)
 

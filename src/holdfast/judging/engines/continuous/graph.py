@@ -49,8 +49,9 @@ class CudaRecorder:
 class GraphedStep:
     """A step that is recorded the first time it runs at a width, and replayed from then on.
 
-    A recording freezes everything that the host decides. So each is checked once: replayed from the same `state` (the
-    tensors that a step changes), it has to give the step's own scores. Where that fails, the step runs unrecorded.
+    A recording freezes everything that the host decides. So each is checked once: replayed from the same state, it has
+    to give the scores that the step itself gives. Where recording fails, or the check does, the step runs unrecorded.
+    `state` are the tensors that a step changes, and that a rehearsal leaves as they were.
     """
 
     def __init__(self, step: Step, state: Sequence[Tensor], record: CudaRecorder | None = None) -> None:

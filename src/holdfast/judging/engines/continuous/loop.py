@@ -30,9 +30,9 @@ from holdfast.judging.engines.transformers import left_padded
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
-    """Keys and values of `rows` sequences of up to `length` tokens; attention looks at `width` places.
+    """Keys and values of `rows` sequences of up to `length` tokens, as a cache of transformers.
 
-    `positions`, (rows, 1), is where the next token of each row is written.
+    Attention looks at `width` places; `positions`, (rows, 1), is where the next token of each row is written.
     """
 
     def __init__(self, rows: int, length: int, positions: Tensor) -> None:
@@ -125,7 +125,7 @@ RECORDED = Pace(steps=8, share=0.25)
 
 @dataclass
 class _Slot:
-    """A row in use."""
+    """A row in use: which prompt, its tokens, and the new tokens so far."""
 
     prompt: int  # which
     length: int  # its tokens
