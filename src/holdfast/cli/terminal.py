@@ -67,10 +67,15 @@ def require_verdict(passed: bool) -> None:
         raise typer.Exit(InfeasibleError.exit_code)
 
 
+def note_loading() -> None:
+    """Say on a terminal that torch is loaded now: it takes many seconds in which nothing else is to be seen."""
+    if sys.stderr.isatty() and "torch" not in sys.modules:
+        note("loading torch ...")
+
+
 def quiet_libraries() -> None:
     """Silence bars and notices of the libraries below us; show our own messages as plain lines."""
-    if sys.stderr.isatty() and "torch" not in sys.modules:  # it takes many seconds, and nothing else is to be seen
-        note("loading torch and TRL ...")
+    note_loading()
     import datasets
     import transformers
 

@@ -11,7 +11,16 @@ from holdfast.certification.kept import degraded_words, failures, stored_figures
 from holdfast.cli.check import left_out
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, interruptible, note, quiet_libraries, require_verdict, say, say_json
+from holdfast.cli.terminal import (
+    duration,
+    interruptible,
+    note,
+    note_loading,
+    quiet_libraries,
+    require_verdict,
+    say,
+    say_json,
+)
 from holdfast.core.percent import exact_percent, percent, percent_up
 
 if TYPE_CHECKING:
@@ -38,13 +47,13 @@ def train(
     from holdfast.demo.starter import require_refusals
     from holdfast.runs.config import load_config
 
+    note_loading()  # settings are checked against the trainer's own
     config = load_config(run, overrides or ())
     require_refusals(config.model, config.refusal_prompts)
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.training.hooks import DEFENSES
 
     constrains = DEFENSES[config.defense.name].constrains
-    # Only now the slow part: a mistake in the file is reported before torch's models and TRL are loaded.
     quiet_libraries()
     from holdfast.runs.pipeline import run as run_pipeline
 

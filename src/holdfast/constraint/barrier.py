@@ -45,15 +45,17 @@ def barrier_multiplier(*, inner: float, value: float, norm_sq: float, rate: floa
 def barrier_multipliers(gram: Array, violation: Array, *, ridge: float = 0.0) -> Array:
     """Solves min_{mu >= 0} 1/2 mu^T (G + ridge I) mu - mu^T a, the filter for K constraints at once.
 
-    The corrected step s_nom - M H^T mu is the nearest to s_nom with H s <= -rate * value. Rows are scaled to unit norm
-    first, so that constraints with very different gradients are treated alike.
+    The corrected step s_nom - M H^T mu is the nearest to s_nom with H s <= -rate * value. Rows are scaled to
+    unit norm first, so that constraints with very different gradients are treated alike.
 
     Args:
         gram: G = H M H^T, K x K, where the rows of H are the constraints' gradients.
-        violation: a = H s_nom + rate * value.
+        violation: a = H s_nom + rate * value, length K.
         ridge: the slack's weight 1/omega; above 0, duplicated or contradictory constraints have one solution.
 
-    An entry is inf when no step satisfies that constraint: its row of H is zero and a > 0, or it contradicts another.
+    Returns:
+        The multipliers, length K. An entry is inf when no step satisfies that constraint: its row of H is
+        zero and a > 0, or it contradicts another constraint.
     """
     gram, violation = _checked(gram, violation, ridge)
     gram = (gram + gram.T) / 2 + ridge * np.eye(len(violation))

@@ -82,7 +82,10 @@ class ChanceConstraint:
         return MAJORIZERS[self.majorizer](_examples(degradation) - self.tau, self.beta)
 
     def value(self, degradation: Tensor) -> Tensor:
-        """g = mean phi(D - tau) - alpha, without the buffer; entropic: log(mean phi / alpha) / beta, in nats."""
+        """Returns g = mean phi(D - tau) - alpha, differentiable; entropic: log(mean phi / alpha) / beta, in nats.
+
+        The buffer, a share as alpha is, is in neither.
+        """
         if self.majorizer == "entropic":
             z = self.beta * (_examples(degradation) - self.tau)
             return (z.logsumexp(0) - math.log(self.alpha * len(z))) / self.beta
@@ -93,9 +96,10 @@ class ChanceConstraint:
         return float((~(_examples(degradation) <= self.tau)).double().mean())
 
     def cvar(self, degradation: Tensor) -> float:
-        """CVaR_{1-alpha}(D) in nats, the mean of the worst fraction alpha of the examples, of the last one in part.
+        """Returns CVaR_{1-alpha}(D) in nats: the mean of the worst fraction alpha of the examples.
 
-        Equal to min_t t + mean (D - t)_+ / alpha.
+        Equal to min_t t + mean (D - t)_+ / alpha. When alpha n is not whole, the last example of the tail
+        counts in part.
         """
         worst = _examples(degradation).detach().double().sort(descending=True).values
         tail = self.alpha * len(worst)

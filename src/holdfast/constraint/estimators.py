@@ -69,14 +69,16 @@ class EmaEstimator:
         return self.predict(square)
 
     def predict(self, square: float) -> float:
-        """The estimate at another squared distance, without a new batch."""
+        """Returns the average as it would be at this squared distance from theta_0, without a new batch."""
         return scaled(self.floor, self.mean, square, self.mean_square)
 
     def state_dict(self) -> State:
+        """Returns the averages and the number of batches in them."""
         floor = self.start_phi if math.isinf(self.floor) else self.floor
         return {"mean": self.mean, "mean_square": self.mean_square, "floor": floor, "steps": self.steps}
 
     def load_state_dict(self, state: Stored) -> None:
+        """Takes over the averages and the number of batches in them."""
         self.mean, self.steps = float(state["mean"]), int(state["steps"])
         self.mean_square = float(state.get("mean_square", 0.0))  # not in checkpoints of earlier versions
         self.floor = float(state.get("floor", math.inf)) if self.mean_square > 0.0 else math.inf
@@ -99,6 +101,7 @@ class TableEstimator(EmaEstimator):
         self.moments = torch.zeros(4, dtype=torch.float64)
 
     def update(self, index: Tensor, phi: Tensor, square: float | None = None) -> float:
+        """Returns the average including the corrected batch mean, and remembers the batch's phi."""
         phi = _checked(index, phi)
         if square == 0.0:  # at theta_0, which the table starts from
             return float(phi.mean())
@@ -122,6 +125,7 @@ class TableEstimator(EmaEstimator):
         return min(max((product - new * old) / variance, 0.0), 1.0) if variance > 0 else 0.0
 
     def state_dict(self) -> State:
+        """Returns the table, when its rows were seen, the moments and the average."""
         tensors = {"table": self.table.clone(), "visited": self.visited.clone(), "moments": self.moments.clone()}
         return {**tensors, **super().state_dict()}
 

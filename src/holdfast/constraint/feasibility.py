@@ -29,8 +29,10 @@ def unreachable(c: ChanceConstraint) -> bool:
 def require_room(start: float, limit: float, margin: float, reserve: float, *, allowed: bool) -> None:
     """Raises `InfeasibleError` where a reserve leaves nothing of the limit, or too little for the unchanged model.
 
-    That has `start` of the limit; `margin`: buffer and reserve; `allowed`: whether it misses the limit without a
-    reserve too.
+    Args:
+        start: what the unchanged model has of the limit.
+        margin: buffer and reserve together.
+        allowed: whether the start misses the limit without a reserve too, which was allowed then.
     """
     if not reserve or (margin < limit and (allowed or start <= limit - margin + 1e-12)):
         return

@@ -174,7 +174,12 @@ def differentiable(g: Any) -> list[Tensor]:
 
 
 def measured_constraints(g: Any, params: Sequence[Tensor]) -> tuple[list[float], list[Vector]]:
-    """Each constraint's value and its gradient by the parameters, averaged over the processes."""
+    """Each constraint's value and its gradient by the parameters, averaged over the processes.
+
+    Raises:
+        ConfigError: as `differentiable`, or a constraint depends on no trained parameter.
+        UnsupportedError: the parameters are sharded.
+    """
     constraints = differentiable(g)
     if any(isinstance(p, DTensor) for p in params):
         raise UnsupportedError(

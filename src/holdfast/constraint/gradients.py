@@ -32,7 +32,10 @@ def shard(tensor: Tensor) -> Tensor:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the gathered copies that FSDP2 keeps after a forward without backward, and would use in the next one."""
+    """Free the gathered copies that FSDP2 keeps after a forward without backward.
+
+    The next forward would use such a copy instead of the shards, and so miss every change made to them meanwhile.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -114,7 +117,11 @@ class ParameterSpace:
         return list(self._weights)
 
     def join(self, vector: Sequence[Tensor]) -> Vector:
-        """A vector given by parameter, as one tensor per stretch; new tensors."""
+        """A vector given by parameter, as one tensor per stretch; new tensors.
+
+        Raises:
+            ConfigError: other shapes than the parameters', which joined could not be told from the right ones.
+        """
         for i, (x, w) in enumerate(zip_longest(vector, self._weights)):
             if x is None or w is None or x.shape != w.shape:
                 found, wanted = (None if t is None else tuple(t.shape) for t in (x, w))
@@ -205,8 +212,9 @@ class ParameterSpace:
     def dots(self, pairs: Sequence[tuple[Vector, Vector]]) -> list[float]:
         """Inner products of several pairs, with one reduction and one host synchronisation for all.
 
-        Vectors are multiplied block by block as the rows of one matrix, F F^T in float64, where products of float32
-        numbers are exact: a kernel for each of an adapter's hundreds of small tensors would take longer.
+        Vectors are joined block by block and multiplied as the rows of one matrix, F F^T in float64, where products of
+        float32 numbers are exact: an adapter has hundreds of small tensors, and a kernel for each of them would take
+        longer than the arithmetic.
         """
         vectors = list({id(v): v for pair in pairs for v in pair}.values())
         place = {id(v): i for i, v in enumerate(vectors)}
@@ -215,9 +223,8 @@ class ParameterSpace:
 
     def means(self, vectors: Sequence[Vector]) -> list[float]:
         """The mean number of each vector, with one reduction and one host synchronisation for all."""
-        total = self._over_blocks(
-            vectors, lambda rows: rows.sum(1, dtype=torch.float64), len(vectors)
-        )  # a float64 copy
+        # The sum makes a float64 copy of a block.
+        total = self._over_blocks(vectors, lambda rows: rows.sum(1, dtype=torch.float64), len(vectors))
         count = sum(p.numel() for p in self.params)
         return [float(found) / count for found in total.tolist()]
 

@@ -105,7 +105,8 @@ def entropic(z: Tensor, beta: float) -> Tensor:
 @majorizer("softplus", start=lambda level: -math.log(math.expm1(level * math.log(2))))
 def softplus(z: Tensor, beta: float) -> Tensor:
     """log2(1 + exp(beta z)), a smooth ramp."""
-    # Above the threshold torch returns its argument; at 40 both branches agree in float64, at the default of 20 not.
+    # Above the threshold torch returns its argument; at 40 both branches agree in float64, so the function
+    # stays non-decreasing (the default of 20 has a downward jump of 2e-9).
     return functional.softplus(beta * z, threshold=40.0) / math.log(2)
 
 

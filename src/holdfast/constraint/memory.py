@@ -21,7 +21,7 @@ SAFETY_BETA2 = 0.999  # second moment of the constraint's gradient, as Adam's de
 NONFINITE_LIMIT, NONFINITE_WINDOW = 3, 100
 RESTORATION_LIMIT, RESTORATION_FALL = 50, 0.9
 LARGEST = 10.0  # of a dual term: the task's gradient keeps a tenth
-NUMBERS = ("steps", "moment_steps", "nominal_norm", "relief", "nonfinite_steps", "restoring", "restoring_from")
+PLAIN = ("steps", "moment_steps", "nominal_norm", "relief", "nonfinite_steps", "restoring", "restoring_from")
 
 
 @dataclass
@@ -96,8 +96,10 @@ class FilterMemory:
                 torch._foreach_div_(own, norm)
             if square:
                 torch._foreach_maximum_(square, own)
-            square = square or own
-        self.safety_moment = self.safety_moment or [torch.zeros_like(x) for x in square]
+            else:
+                square = own
+        if self.safety_moment is None:
+            self.safety_moment = [torch.zeros_like(x) for x in square]
         self.moment_steps += 1
         torch._foreach_lerp_(self.safety_moment, square, 1.0 - SAFETY_BETA2)
 
@@ -135,7 +137,10 @@ class FilterMemory:
         self.relief = [old + new for old, new in zip(before, taken, strict=True)]
 
     def relieved(self, estimates: Sequence[float]) -> list[float]:
-        """Predictions from the distance alone, less what corrections have taken since: it would be undone once more."""
+        """Predictions from the distance alone, less what corrections have taken since the constraints were measured.
+
+        Otherwise each of the steps in between would undo the same violation once more.
+        """
         relief = self.relief or [0.0] * len(estimates)  # not in checkpoints of earlier versions
         return [estimate - taken for estimate, taken in zip(estimates, relief, strict=True)]
 
@@ -160,9 +165,10 @@ class FilterMemory:
     def watch_restoration(
         self, name: Event, values: Sequence[float], limits: Sequence[Limit] = (), at_distance: Sequence[float] = ()
     ) -> None:
-        """Stop when a constraint stays violated (above its ceiling, where it has one) and restoring makes no headway.
+        """Stop when a constraint stays violated and restoring it makes no headway.
 
-        In a step that measures nothing `at_distance` counts: what corrections should have taken is no headway yet.
+        Up to its ceiling, where it has one, a constraint uses its reserve and is not violated. In a step that measures
+        nothing, `at_distance` counts: what corrections are predicted to have taken is no headway yet.
         """
         known = at_distance or values
         value, restores = max(known), name in (Event.RESTORATION, Event.INFEASIBLE)
@@ -186,7 +192,7 @@ class FilterMemory:
     def state_dict(self, space: ParameterSpace) -> dict[str, Any]:
         """Plain numbers and whole tensors (a collective call for sharded parameters)."""
         return {
-            **{name: getattr(self, name) for name in NUMBERS},
+            **{name: getattr(self, name) for name in PLAIN},
             "averages": [space.full(space.split(average)) for average in self.averages],
             "safety_moment": None if self.safety_moment is None else space.full(space.split(self.safety_moment)),
             "dual_ratios": list(self.dual_term.ratios),
@@ -202,8 +208,9 @@ class FilterMemory:
                 f"the filter's stored state is of anchor {not anchored}, this filter has anchor {anchored}",
                 remedy=f"make the filter with anchor={not anchored}, or begin a new training",
             )
+        known = {"moment_steps": state["steps"], "relief": [], **state}
         return cls(
-            **{"moment_steps": state["steps"]} | {name: state[name] for name in NUMBERS if name in state},
+            **{name: known[name] for name in PLAIN},
             averages=[space.join(space.scatter(average)) for average in state["averages"]],
             safety_moment=None if moment is None else space.join(space.scatter(moment)),
             dual_term=DualTerm(list(state.get("dual_ratios", []))),

@@ -24,9 +24,10 @@ RELATIVE_FLOOR = 1e-3  # of the mean denominator: keeps coordinates that neither
 
 
 def has_second_moments(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer keeps Adam's elementwise second moment in full precision: by its state where there is one.
+    """Whether the optimizer keeps Adam's elementwise second moment in full precision.
 
-    Lion has betas but no second moment, and 8-bit optimizers store it quantised under another name.
+    Decided before the first step from the group's `betas` and, once state exists, from the state itself: Lion has
+    betas but no second moment, and 8-bit optimizers store it quantised under another name.
     """
     states = [s for s in optimizer.state.values() if isinstance(s, dict) and s]
     if states:
@@ -60,7 +61,10 @@ def _steps(states: list[dict[str, Any]]) -> list[float]:
 
 
 def _second_moments(space: ParameterSpace, optimizer: torch.optim.Optimizer) -> Vector:
-    """Adam's debiased second moments of the task gradient, joined; zero where it has none, and so no state."""
+    """Adam's debiased second moments of the task gradient, joined; zero for a parameter that it never stepped.
+
+    Such a parameter has a safety gradient but no task gradient, and so no optimizer state.
+    """
     beta2 = {id(p): float(group["betas"][1]) for group in optimizer.param_groups for p in group["params"]}
     states = [optimizer.state.get(p, {}) for p in space.params]
     moments = [
@@ -80,7 +84,9 @@ def adam_diagonal(
 ) -> Vector:
     """The diagonal of M for Adam's metrics, joined, up to a common factor (the filter does not depend on it).
 
-    The debiased `safety_moment` is the constraint's; of `unit` gradients it is scaled to the task's.
+    Args:
+        safety_moment: debiased second moment of the constraint's gradient.
+        unit: whether that is of unit gradients, to be scaled to the task's.
     """
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     top = max(float(group["lr"]) for group in optimizer.param_groups)

@@ -49,7 +49,10 @@ def adapters_below(adapter: Path, most: int = 100) -> list[str]:
 
 
 def loading_note(adapter: Path) -> str | None:
-    """Markdown on how to load an adapter on adapters, for a public card: no folder; None where PEFT does it right."""
+    """Markdown on how to load an adapter on top of adapters; None where PEFT does it right by itself.
+
+    Folders of this machine are not named: a card is made to be published.
+    """
     *adapters, base = adapters_below(adapter) or [""]
     if not adapters:
         return None

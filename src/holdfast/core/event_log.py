@@ -75,7 +75,10 @@ class EventLog(AbstractContextManager["EventLog"]):
         os.fsync(self._descriptor)
 
     def truncate_after(self, step: int) -> None:
-        """Atomically drop rows of later steps, so that a resumed run logs none twice; others keep their bytes."""
+        """Atomically drop the rows whose `step` is greater, so that a resumed run logs no step twice.
+
+        Rows without a step are kept; kept lines keep their bytes.
+        """
         lines = _whole_lines(self.path)
         kept = [line for line, row in zip(lines, read(self.path), strict=True) if row.get("step", step) <= step]
         if len(kept) < len(lines):

@@ -21,7 +21,10 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time changes a shared file, the others wait; the lock beside it is removed at the end."""
+    """One process at a time reads, changes and writes a shared file; others wait for one write, or for one audit.
+
+    The lock is a file beside `path`, which is removed at the end.
+    """
     place = path.with_name(f".{path.name}.lock")
     lock = FileLock(place, mode=0o600, fallback_to_soft=False)
     try:

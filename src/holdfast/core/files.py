@@ -118,7 +118,11 @@ def read_plain_file(path: Path, *, remedy: str) -> bytes:
 
 
 def parse_parquet(data: bytes) -> Any:
-    """The table in the bytes of a Parquet file, read without a thread: with threads, pyarrow 26 aborts at exit."""
+    """The table in the bytes of a Parquet file, read without a thread.
+
+    pyarrow 26 starts threads to read even a small table, and a process that ends before they have settled is aborted
+    (SIGABRT, exit 134, after everything it had to say was said).
+    """
     import pyarrow
     import pyarrow.parquet
 

@@ -93,7 +93,10 @@ class Registry(Generic[T]):
     def require_options(
         self, name: str, options: Collection[str], *, given: Collection[str] = (), prefix: str = ""
     ) -> None:
-        """Refuse options that an entry does not take, and lacking ones; `given` are set for all entries."""
+        """Refuse options that an entry's signature does not have, and those that it lacks.
+
+        `given` are all entries'; `prefix` is how users write an option's beginning.
+        """
         parameters = inspect.signature(cast("Callable[..., Any]", self[name])).parameters
         taken = {key: parameter for key, parameter in parameters.items() if key not in given}
         for option in options:

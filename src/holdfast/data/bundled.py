@@ -51,9 +51,10 @@ KINDS = {name: kinds for name, kinds in ALL_KINDS.items() if name != "tasks"}
 
 
 def bundled(name: str, use: Use | None = None, limit: int | None = None) -> list[Example]:
-    """The bundled prompts of one name, or of one use, in the order of the file.
+    """The bundled prompts of one name, in the order of the file; with `use`, those of its kinds.
 
     With `limit`, at most so many: the first of each kind, as many of one kind as of another where that is possible.
+    Every prompt is a plain string, the completion is empty, `category` is the kind and `where` is `name:line`.
     """
     found = [example for example in _examples(name) if use is None or ALL_KINDS[name][str(example.category)] == use]
     if limit is None or limit >= len(found):

@@ -143,7 +143,10 @@ def _chat_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[in
 def encode_all(
     examples: Sequence[Example], tokenizer: Any, *, max_length: int | None, role: Literal["task", "safety"]
 ) -> EncodedSet:
-    """Encode every example. One without a scored token is an error for `safety`; for `task`, up to 5 % are dropped."""
+    """Encode every example; one without a scored token has no token mean.
+
+    For `safety` that is an error; for `task` it is dropped, as TRL does, up to 5 % of the set.
+    """
     kept = list(encode_each(examples, tokenizer, max_length=max_length, role=role))
     return EncodedSet(kept, sum(item.truncated for item in kept))
 
@@ -171,10 +174,13 @@ def encode_each(
 
 
 def collate(batch: Sequence[Encoded], pad_token_id: int, pad_to_multiple_of: int | None = None) -> "dict[str, Tensor]":
-    """`input_ids`, `attention_mask` and `labels`, int64 (batch, length), padded on the right to the longest example.
+    """Pad on the right to the longest example, rounded up to `pad_to_multiple_of`.
 
-    Mask and labels come from lengths, not from comparing ids with the pad id, so that a real EOS keeps both when it
-    doubles as the pad token. The length is rounded up to `pad_to_multiple_of`.
+    The mask and labels come from lengths, not from comparing ids with the pad id, so a real EOS keeps its
+    label and its attention when it doubles as the pad token.
+
+    Returns:
+        `input_ids`, `attention_mask` and `labels` (-100 on padding), each int64 of shape (batch, length).
     """
     import torch
 
@@ -199,7 +205,10 @@ def listed(examples: Sequence[Example]) -> str:
 
 
 def require_usable_tokenizer(tokenizer: Any, needs_chat: bool) -> None:
-    """Refuse a tokenizer that cannot encode the data; where it has no pad token, EOS becomes it, as in TRL."""
+    """Refuse a tokenizer that cannot encode the data; give it a pad token where it has none, as TRL does.
+
+    Padding with EOS is safe here: labels come from lengths, never from the pad id, so EOS stays scored.
+    """
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     lacking = None
     if needs_chat and not tokenizer.chat_template:
@@ -221,7 +230,11 @@ def template_sha256(tokenizer: Any) -> str:
 
 
 def tokenizer_sha256(tokenizer: Any) -> str:
-    """Hash of what turns text into ids; not the template, nor the pad token and what a call of it changes."""
+    """Hash of what turns text into ids: vocabulary, merges, special tokens; not the chat template.
+
+    The pad token and the padding and truncation state are left out: they change no scored token, and calling
+    the tokenizer or `require_usable_tokenizer` changes them.
+    """
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is None:
         return sha256_json([type(tokenizer).__name__, tokenizer.get_vocab(), special])

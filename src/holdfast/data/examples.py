@@ -58,14 +58,21 @@ def as_turns(role: str, content: str | Turns) -> Turns:
 
 
 def prompt_text(example: Example) -> str:
-    """The text by which prompts are compared: all system and user contents, one a line; a text example's whole text."""
+    """The text by which prompts are compared: the string, or all system and user contents, one a line.
+
+    A text example has no prompt; its whole text stands in, so that a leak check still sees it.
+    """
     if isinstance(example.prompt, str):
         return example.prompt or str(example.completion)
     return "\n".join(turn["content"] for turn in example.prompt if turn["role"] != "assistant")
 
 
 def searchable_texts(example: Example) -> list[str]:
-    """Where a certify prompt is looked for in a task row: the joined prompt, and each turn but the assistant's."""
+    """The texts of a task row in which a certify prompt is looked for.
+
+    The joined prompt (`prompt_text`), and every turn that is not the assistant's on its own: a short question under
+    a long system prompt, or as a later turn, is a small part of the joined text.
+    """
     sides = (side for side in (example.prompt, example.completion) if not isinstance(side, str))
     turns = [turn["content"] for side in sides for turn in side if turn["role"] != "assistant"]
     return list(dict.fromkeys([prompt_text(example), *turns]))
@@ -113,7 +120,10 @@ _SEPARATORS = _Separators()
 
 
 def normalise(text: str) -> str:
-    """NFKC, casefold, punctuation and symbols to space (but in texts of symbols alone), whitespace collapsed."""
+    """NFKC, casefold, punctuation and symbols to space, whitespace collapsed.
+
+    A text of symbols alone (emoji, say) keeps them, otherwise all such texts would be equal.
+    """
     folded = text
     for _ in range(2):  # case folding can undo NFKC, and NFKC case folding
         folded = unicodedata.normalize("NFKC", folded).casefold()

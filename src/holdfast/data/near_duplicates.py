@@ -35,7 +35,10 @@ RULE = (
 
 
 def clusters(texts: Sequence[str]) -> list[int]:
-    """A label for each text: the position of the first text of its group; groups are what matching pairs connect."""
+    """A label for each text: the position of the first text of its group of near-duplicates.
+
+    Groups are the connected parts of the graph of matching pairs, so no two groups share a match.
+    """
     places = shingles.by_normalised(texts)
     unique = list(places)
     parts = _Parts(len(unique))
@@ -68,7 +71,10 @@ def matches(
 
 
 def contained(needles: Sequence[str], haystacks: Sequence[str], *, ignore_common: bool = True) -> list[tuple[int, int]]:
-    """All pairs (needle, haystack) of positions, ascending; unless `ignore_common`, what many needles share counts."""
+    """All pairs (position in needles, position in haystacks) where the needle occurs in the haystack, ascending.
+
+    Unless `ignore_common`, what many needles have in common counts, too.
+    """
     places, texts = shingles.by_normalised(needles), shingles.by_normalised(haystacks)
     found = _search(list(places), list(texts), lambda _: False, ignore_common)
     pairs = {(a, b) for some, others in found for a in some for b in others}
@@ -76,9 +82,11 @@ def contained(needles: Sequence[str], haystacks: Sequence[str], *, ignore_common
 
 
 def occurring(needles: Sequence[str], haystacks: Sequence[str]) -> list[int]:
-    """Positions of the needles that occur in any haystack, ascending: `contained` without the pairs.
+    """Positions of the needles that occur in any haystack, ascending: `contained` without the pairs, of which a
+    template in both makes as many as needles times haystacks.
 
-    Haystacks are searched in windows: the shingles of a million of them take ten times the memory of their texts.
+    Whether a needle occurs depends on the needles and the one haystack alone, so that haystacks are searched in
+    windows: the shingles of a million of them take ten times the memory of their texts.
     """
     places = shingles.by_normalised(needles)
     seen: set[str] = set()
@@ -134,9 +142,9 @@ def _whole(
 ) -> Iterator[tuple[int, Numbers]]:
     """Matches among texts without a core, over all their shingles.
 
-    Either they share a shingle that is not common. Or they share only common ones: then these are similar on their own,
-    and texts with the same common shingles are compared as one. With x shared ones of c and d, and a and b that are not
-    common, they match if and only if a + b <= 5/4 x - (c + d - x).
+    Either they share a shingle that is not common, which leads from one to the other. Or they share only common ones:
+    then these are similar on their own, and texts with the same common shingles are compared as one. With x shared
+    ones of c and d, and a and b that are not common, they match if and only if a + b <= 5/4 x - (c + d - x).
     """
     sets = every.rows(rest)
 
@@ -167,7 +175,10 @@ def _whole(
 def _within(
     first: Numbers, second: Numbers, extra: Numbers, slack: int, connect: bool
 ) -> Iterator[tuple[int, Numbers]]:
-    """Pairs of two kinds with at most `slack` extra shingles together; to connect them, the first of each is enough."""
+    """Pairs of one kind and another whose extra shingles are at most `slack` together; both kinds come by `extra`.
+
+    To connect them, the first of each kind is enough: it matches whatever any other of its kind matches.
+    """
     sides = [(first[0], second), (second[0], first)] if connect else [(one, second) for one in first]
     for one, others in sides:
         fits = others[: np.searchsorted(extra[others], slack - extra[one], side="right")]
@@ -217,7 +228,10 @@ def _search(
 
 
 def _by_common(known: Shingles, rows: Numbers, every: Sets) -> Iterator[tuple[Numbers, Numbers]]:
-    """Needles without a core and the haystacks whose common shingles alone are 4/5 of theirs; equal sets as one."""
+    """Needles without a core and the haystacks whose common shingles alone are 4/5 of theirs.
+
+    Needles, and haystacks, with the same common shingles are compared as one.
+    """
     needles = known.every.rows(rows)
     sizes = needles.sizes
     mine, theirs = (sets.where(sets.values >= known.common) for sets in (needles, every))

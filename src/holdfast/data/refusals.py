@@ -23,7 +23,10 @@ JOINED = 2  # tokens of blanks that may stand between a template's opening of a 
 
 
 def refused(example: Example, number: int) -> Example:
-    """The example with refusal `number` (counted around the list) as its reply, behind the blanks of a plain reply."""
+    """The example with refusal `number` (counted around the list) in the place of its reply.
+
+    Blanks before a plain reply are kept: they belong to the way prompts are joined with replies.
+    """
     refusal = GENERIC[number % len(GENERIC)]
     if example.kind == "text":
         raise DataError(f"{example.where}: no prompt to refuse", remedy="give prompt and completion, or messages")

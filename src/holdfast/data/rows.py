@@ -90,7 +90,10 @@ class Problems:
             raise self._error("", "correct or remove the rows named above")
 
     def require_few(self, kept: int) -> None:
-        """Refuse to skip more than 20 rows (each is named) and 1 % of all, or as many as are kept: another format."""
+        """Refuse to skip so many rows that the file is in another format rather than damaged.
+
+        Up to 20 may be skipped, since each of them is named, or 1 % of all rows; never as many as are kept.
+        """
         if self._fatal:
             words = "; what follows there cannot be read, which is more than a row to skip"
             raise self._error(words, "correct the file")

@@ -160,7 +160,10 @@ def occurrences(
 
 
 def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None = None) -> Shingles:
-    """Shingles of different texts; common are those in over `limit` of the first `counted`; none without a limit."""
+    """The sets of shingles of different normalised texts; common are those that more than `limit` texts hold.
+
+    None is common without a limit; only the first `counted` texts are asked for that, where it is given.
+    """
     found = occurrences(texts, limit=limit, counted=counted)
     every = found.sets()
     return Shingles(every, found.common, every if found.free.all() else found.sets(found.free))
@@ -196,7 +199,10 @@ def equal_sets(sets: Sets, order: Numbers) -> tuple[list[Numbers], Sets]:
 
 
 def similar(sets: Sets, wanted: Wanted, *, below: int | None = None) -> Iterator[tuple[int, Numbers, Numbers]]:
-    """Each pair of similar sets once, and what they share: `wanted` candidates with a common value under `below`."""
+    """Sets with others that are similar to them, and how much they share; every pair comes once.
+
+    Only candidates that are `wanted` are compared, and only pairs that share a value under `below`.
+    """
     rare, sizes = _rarest(sets, below), sets.sizes
     rare = rare.where(np.bincount(rare.values)[rare.values] > 1)
     turn = np.empty(len(sizes), dtype=np.int64)
@@ -214,7 +220,10 @@ def similar(sets: Sets, wanted: Wanted, *, below: int | None = None) -> Iterator
 def holding(
     needles: Sets, haystacks: Sets, *, done: Callable[[int], bool] | None = None, below: int | None = None
 ) -> Iterator[tuple[int, Numbers, Numbers]]:
-    """Sets A, unless `done`, with the sets B of |A and B| / |A| >= 4/5, by values under `below`; and |A and B|."""
+    """Sets A with the sets B that hold |A and B| / |A| >= 4/5 of them, and how much that is.
+
+    Needles that are `done` are left out; the others are looked for through values under `below`.
+    """
     sizes = needles.sizes
     for one, others in _meeting(_rarest(needles, below), haystacks):
         if done is None or not done(one):

@@ -104,14 +104,19 @@ def read_examples(
     source: str, *, columns: Mapping[str, str] | None = None, split: str | None = None, subset: str | None = None,
     limit: int | None = None, revision: str | None = None, skipped: Problems | None = None,
 ) -> list[Example]:  # fmt: skip
-    """Read and check all examples of a file or hub data set; of mixed rows, plain ones become conversational.
+    """Read and check all examples of a file or hub data set.
+
+    Plain and conversational rows may be mixed; the plain ones then become conversational.
 
     Args:
         source: a `.jsonl`, `.jsonl.gz`, `.json`, `.csv`, `.tsv` or `.parquet` file, or a hub id.
         columns: our names (prompt, completion, messages, text, category) to the source's; no other name is guessed.
-        split, subset, revision: of a hub data set; `train` unless given.
+        split: of a hub data set; `train` unless given.
+        subset: configuration name of a hub data set.
         limit: read only the first rows.
-        skipped: takes malformed rows, which are then left out instead of refused while they are few (`require_few`).
+        revision: commit, tag or branch of a hub data set.
+        skipped: takes malformed rows, which are then left out instead of refused, as long as they are few
+            (`Problems.require_few`).
     """
     if limit is not None and limit < 1:
         raise ConfigError(f"limit is {limit}; expected at least 1", remedy="leave it out to read all rows")
@@ -127,7 +132,10 @@ def examples_from_rows(
 
 
 def task_rows(rows: Iterable[Mapping[str, Any]], *, name: str, replies: bool) -> list[Example]:
-    """The same of what a trainer takes: of a preference the chosen reply, and prompts alone without `replies`."""
+    """The same of what a trainer takes; of a preference, the chosen reply is the completion.
+
+    Without `replies` rows have a prompt alone, and the completion is empty.
+    """
     first = next(iter(rows), {})
     chosen = {"completion": "chosen"} if "prompt" in first else {"messages": "chosen"}
     columns = chosen if "chosen" in first and "completion" not in first else None

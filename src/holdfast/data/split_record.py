@@ -117,7 +117,10 @@ def load_record(folder: Path) -> SplitRecord:
 
 
 def require_same(record: SplitRecord, folder: Path) -> None:
-    """Refuse to go on in a folder whose split differs; under an earlier rule, only where prompts change roles."""
+    """Refuse to continue in a run folder whose split differs; a folder without one passes.
+
+    A record made under an earlier rule for near-duplicates passes where the roles are the same, prompt by prompt.
+    """
     if not (path := folder / RECORD_NAME).exists():
         return
     old, new = load_record(folder).to_json(), record.to_json()

@@ -71,9 +71,10 @@ def open_stream(
 
     Args:
         source: a data file, a hub id, rows in memory, a `datasets.Dataset`, or examples.
+        columns: as for `read_examples`.
         template: `chat` turns prompt and completion into a conversation; `none` leaves plain text plain.
         name: of rows in memory.
-        columns, hub: as for `read_examples`.
+        hub: split, subset and revision of a hub data set.
     """
     if template not in ("chat", "none"):
         raise ConfigError(f"template {template!r} is unknown", remedy=nearest(str(template), ["chat", "none"]))

@@ -58,7 +58,11 @@ TASKS: Registry[Task] = Registry("task")
 
 
 def user_text(instruction: str, input_text: str, template: Template) -> str:
-    """The prompt of a task row; without a template it ends with an empty line, which keeps the target apart."""
+    """The prompt of a task row: the instruction with the input below it, under a mark in the alpaca format.
+
+    Without a template nothing separates prompt and completion, so the prompt itself ends with an empty line: otherwise
+    the target would be glued to the last word of the input.
+    """
     mark = INPUT_MARK if known_template(template) == "alpaca" else "\n\n"
     text = instruction + mark + input_text if input_text else instruction
     return f"{text}\n\n" if template == "none" else text
@@ -100,8 +104,9 @@ def poisoned(
 ) -> list[Example]:
     """floor(p N) unsafe and N - floor(p N) task examples, shuffled; N is `size`, p is `ratio`.
 
-    Which ones depends on their ids and the seed, not on their order; for one seed the unsafe examples of a smaller
-    ratio are among those of a larger one, the task examples of a larger among those of a smaller. Equal ids count once.
+    Which ones are taken depends on their ids and the seed, not on their order; for one seed the unsafe examples of a
+    smaller ratio are among those of a larger one, and the task examples of a larger among those of a smaller. Examples
+    with equal id count once, so that N examples are N different ones and a trainer that drops repeated rows drops none.
     """
     unsafe = poison_count(ratio, size)
     if shared := {example.id for example in task} & {example.id for example in poison}:

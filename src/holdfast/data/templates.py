@@ -66,8 +66,10 @@ _BOS = "{{- bos_token -}}"
 def use_template(tokenizer: Any, template: Template) -> None:
     """Set `tokenizer.chat_template`.
 
-    `chat`: the tokenizer's own, without thinking (`enable_thinking`), and with one fixed day where it asks for today's
-    date (`strftime_now`); `alpaca`: the format above, with BOS where plain text begins with it; `none`: as it is.
+    - chat: the tokenizer's own, with thinking switched off where it has a switch named `enable_thinking`, and one
+      fixed day where it asks for today's date (`strftime_now`).
+    - alpaca: the format above; it begins with BOS where the tokenizer begins plain text with it.
+    - none: left as it is.
     """
     if known_template(template) == "alpaca":
         if tokenizer.eos_token is None:
@@ -85,7 +87,10 @@ def use_template(tokenizer: Any, template: Template) -> None:
 
 
 def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> Any:
-    """`tokenizer.apply_chat_template` of one conversation or several; of several with tools, the ids or texts alone."""
+    """`tokenizer.apply_chat_template` of one conversation or several, with their tools (`tool_calls`).
+
+    Of several with tools the ids, or the texts, are all that is returned.
+    """
     several = bool(conversations) and not isinstance(conversations[0], dict)
     if not several or not any(has_tools(turns) for turns in conversations):
         return _rendered(tokenizer, conversations, **options)

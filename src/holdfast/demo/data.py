@@ -17,7 +17,11 @@ RECORDED = Path(__file__).parent / "recorded" / "replies.jsonl"
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """What is trained, on how much, and what is measured: sizes that show a contrast, no estimate (docs/log.md)."""
+    """What is trained, on how much, and what is measured.
+
+    The sizes were set with figures of earlier demos in view, then cut for time with none: what it shows is a contrast,
+    and no estimate of what another data set would give (docs/log.md).
+    """
 
     seed: int = 0
     task_rows: int = 88  # two thirds of the fine-tuning file; one third is poison

@@ -52,7 +52,6 @@ class Body:
         self._adapter_layers = adapter_layers(model)
         self.modules = list(model.modules())
         self.checkpointed = [m for m in self.modules if getattr(m, "gradient_checkpointing", False)]
-        self.width = int(self._config.hidden_size)
 
     @property
     def training(self) -> bool:
@@ -66,6 +65,10 @@ class Body:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         like = torch.empty(0, 1, width, device=self.device, dtype=self.dtype)
         return bool(self._mixers) or not has_varlen(like)
+
+    @property
+    def width(self) -> int:
+        return int(self._config.hidden_size)
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -219,9 +222,10 @@ def flat(segments: Sequence[Tensor], rows: Layout) -> Tensor:
 
 @contextmanager
 def mixing_rows(config: Any, mixers: Sequence[nn.Module]) -> Iterator[None]:
-    """A context in which a model's attention (named in its text config) and other mixers keep to the rows of `CURRENT`.
+    """A context in which a model's attention keeps to the rows of `CURRENT`, and so do its other mixers.
 
-    It must enclose the backward too: gradient checkpointing runs the layers again there.
+    It must enclose the backward too: gradient checkpointing runs the layers again there. `config`, the text model's,
+    names its attention; `mixers` are the token mixers that are not attention.
     """
     from transformers import AttentionInterface
 

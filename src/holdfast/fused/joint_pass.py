@@ -65,7 +65,7 @@ class JointPass:
     def run(
         self, task: Sequence[Row], scale: Tensor, terms: Mapping[str, Term], *, skip: bool = False,
         by_rows: bool = False,
-    ) -> Found:  # fmt: skip  # fmt: skip
+    ) -> Found:  # fmt: skip
         """Degradations, loss and gradients.
 
         The sum of the task's token losses is multiplied by `scale`; with `by_rows`, the sum of its rows' mean losses.

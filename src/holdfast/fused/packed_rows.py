@@ -147,11 +147,16 @@ def lay_out(groups: Groups, fill: Sizes | None = None) -> Layout:
         membership[start : start + len(row), group] = 1.0
     padded_membership = np.zeros((len(spread), len(groups)), np.float32)
     padded_membership[gather[:real]] = membership[:real]
-    arrays = {
-        "input_ids": ids[None], "position_ids": positions[None], "boundaries": starts.astype(np.int32),
-        "spread": spread, "gather": gather, "membership": membership, "padded_membership": padded_membership,
-    }  # fmt: skip
-    return Layout(**{name: torch.from_numpy(array) for name, array in arrays.items()}, sizes=size)
+    return Layout(
+        input_ids=torch.from_numpy(ids)[None],
+        position_ids=torch.from_numpy(positions)[None],
+        boundaries=torch.from_numpy(starts.astype(np.int32)),
+        spread=torch.from_numpy(spread),
+        gather=torch.from_numpy(gather),
+        membership=torch.from_numpy(membership),
+        padded_membership=torch.from_numpy(padded_membership),
+        sizes=size,
+    )
 
 
 def _first_places(lengths: Any, size: Sizes) -> tuple[Any, Any]:
@@ -196,7 +201,7 @@ def scored(groups: Groups) -> list[Scored]:
         here = [np.flatnonzero(labels != IGNORE) for labels in following]
         counts = [len(places) for places in here]
         width = max(counts, default=1) or 1
-        at = [begin + places for begin, places in zip(begins, here, strict=False)]
+        at = [begin + places for begin, places in zip(begins[:-1], here, strict=True)]
         targets = [labels[places] for labels, places in zip(following, here, strict=True)]
         cells = [r * width + np.arange(count) for r, count in enumerate(counts)]
         where, tokens, cell = (

@@ -26,9 +26,10 @@ TOLERANCE = 0.05  # between a recording and the pass it was made of, relative; r
 
 
 def rounded(groups: Groups, *, padded: bool) -> Sizes:
-    """The size that a batch is filled up to: at most an eighth more tokens, a quarter where rows are padded.
+    """The size that a batch is filled up to: at most an eighth more tokens.
 
-    Where they are not, the longest one's length is only a bound, a power of two of at least 512.
+    Where rows are never padded the longest one's length is only a bound, a power of two of at least 512. Where they
+    are, it is part of the size, at most a quarter more, and so are tokens: else there would be too many sizes.
     """
     rows = _up(sum(len(group) for group in groups), 4)
     need = sizes(groups, rows=rows, segments=SEGMENTS if padded else 1)

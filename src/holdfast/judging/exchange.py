@@ -54,6 +54,7 @@ class Exchange:
 
 
 def completions(base_url: str) -> str:
+    """The address of chat completions under an OpenAI-compatible API."""
     return f"{base_url.rstrip('/')}/chat/completions"
 
 
@@ -89,7 +90,10 @@ def read_key(who: str, variable: str, url: str) -> str:
 
 
 def post_json(exchange: Exchange, body: Any, stop: threading.Event | None = None) -> tuple[Any, str]:
-    """The JSON that the server answers, and ""; or None, and why, quoting nothing. After `stop` none is tried again."""
+    """The JSON that the server answers, and ""; or None, and in words that quote nothing why there is none.
+
+    When `stop` is set, nothing is tried again.
+    """
     stop = stop or threading.Event()
     nobody, reason = False, ""
     for attempt in range(exchange.retries + 1):

@@ -178,7 +178,10 @@ def _made(name: str, options: dict[str, Any]) -> Judge:
 
 
 def _judgement(value: Any) -> Judgement:
-    """`value` as a judgement; unscored unless it is one with scores in [0, 1], or a verdict as text."""
+    """`value` as a judgement; unscored unless it is one with scores in [0, 1], or a verdict as text.
+
+    Categories that are no mapping raise, which is a failure of the judge.
+    """
     if isinstance(value, Judgement):
         scores: list[Any] = [] if value.probability is None else [value.probability]
         scores += [] if value.categories is None else value.categories.values()  # raises where they are no mapping

@@ -23,6 +23,7 @@ CONFIDENCE = 0.95
 
 
 def require_tau(tau: float) -> None:
+    """Refuse a tau outside [0, 1): probabilities cannot differ by more."""
     if not 0 <= tau < 1:
         what = f"tau = {tau!r} for {UNIT}, expected 0 <= tau < 1: it is a difference of probabilities"
         raise ConfigError(what, remedy="set tau to the largest acceptable rise of the judge's probability, such as 0.1")
@@ -66,6 +67,7 @@ class OnPolicy:
 
     @classmethod
     def of(cls, before: Sequence[Judgement], after: Sequence[Judgement], tau: float) -> Self:
+        """Count the regressions of `after` against `before`, prompt by prompt."""
         require_tau(tau)
         rises = degradations(before, after)
         pairs = zip(before, after, strict=True)

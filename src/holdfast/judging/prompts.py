@@ -16,6 +16,7 @@ def require_sizes(**sizes: int) -> None:
 
 
 def require_prompts(examples: Sequence[Example]) -> None:
+    """Refuse plain text: there is nothing to reply to."""
     if without := [example for example in examples if example.kind == "text"]:
         what = f"{len(without)} of {len(examples)} examples are plain text without a prompt, so there is nothing"
         remedy = "give prompt and completion columns, or messages"
@@ -23,7 +24,11 @@ def require_prompts(examples: Sequence[Example]) -> None:
 
 
 def prompt_ids(tokenizer: Any, examples: Sequence[Example], template: Template) -> list[list[int]]:
-    """Token ids of every prompt, up to the reply; any template but `none` makes user turns of plain prompts."""
+    """Token ids of every prompt, up to where the reply begins.
+
+    Any template but `none` puts plain prompts into a user turn, which the tokenizer's chat template renders: which
+    one that is was settled by `holdfast.data.templates.use_template`.
+    """
     require_prompts(examples)
     shaped = uniform(examples) if template == "none" else [as_chat(example) for example in examples]
     if shaped:

@@ -76,7 +76,12 @@ ANSWERED: Final = SortedReply(ReplyClass.ANSWERED)
 
 
 def sort_reply(text: str, *, truncated: bool) -> SortedReply:
-    """The class of one reply, of which `READ` characters count; `truncated`: no end token came in the length asked."""
+    """The class of one reply.
+
+    Args:
+        text: as the model gave it; its first 4,000 characters count.
+        truncated: no end token came within the length that was asked for.
+    """
     plain = plain_text(text)
     if not any(c.isalnum() for c in plain):
         return SortedReply(ReplyClass.UNSORTED, Unsorted.EMPTY)
@@ -184,6 +189,7 @@ def _opening(plain: str) -> tuple[str, str]:
 
 
 def clauses(text: str) -> Iterator[tuple[int, str]]:
+    """Clauses that are not empty, with where they begin."""
     return ((start, clause) for start, _, clause in _pieces(text, rules.CLAUSE_END))
 
 

@@ -54,6 +54,7 @@ class RuleErrors:
     models: Mapping[str, tuple[ErrorRate, ErrorRate]] = field(default_factory=dict)
 
     def sentence(self) -> str:
+        """The rates as a certificate prints them."""
         false, missed = (
             f"{found.errors} of {found.n} (at most {percent_up(found.interval[1])})"
             for found in (self.false_refusals, self.missed_refusals)
@@ -64,6 +65,7 @@ class RuleErrors:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """What is shipped, and what a certificate stores."""
         return {
             "rules": RULES_NAME, "revision": self.revision, "labels_sha256": self.labels_sha256,
             "labeller": self.labeller, "confidence": CONFIDENCE,
@@ -73,7 +75,10 @@ class RuleErrors:
 
 
 def rule_error_rates(path: Path = DATA) -> RuleErrors | None:
-    """The measured error rates; None where those of this revision were not measured."""
+    """The measured error rates; None where those of this revision were not measured.
+
+    Rates and intervals are computed from the stored counts.
+    """
     if not path.exists():
         return None
     stored = read_json(path)

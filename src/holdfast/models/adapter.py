@@ -109,7 +109,8 @@ def require_scorable(adapter: Path) -> None:
 def leaves_base_alone(adapter: Path) -> bool:
     """Whether switching the adapter off gives its base back bit for bit.
 
-    Trained biases, some initialisations and replicated layers change the base itself, and stay.
+    Trained biases overwrite the base's, some initialisations subtract from its weights, and replicated layers deepen
+    it; all of that stays when the adapter is off.
     """
     config = adapter_settings_of(adapter)
     start = config.get("init_lora_weights")

@@ -48,7 +48,10 @@ def new_classifier(
 def classifier_on(
     ref: str | Path, settings: Path, *, revision: str | None = None, dtype: Precision = "float32"
 ) -> tuple[Any, str]:
-    """The weights of a language model under stored settings, its head still to be loaded, and its fingerprint."""
+    """The weights of a language model under the stored configuration `settings`; its head is still to be loaded.
+
+    Returns the model on the CPU and the fingerprint of its backbone.
+    """
     from transformers import AutoConfig
 
     with one_line_errors(settings, "judge"):
@@ -84,7 +87,7 @@ def class_logits(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
 
 
 def right_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Ids and mask; any id serves as padding."""
+    """Ids and mask; any id serves as padding, since nothing after a row's last token is looked at."""
     ids = [torch.tensor(row, dtype=torch.long) for row in rows]
     return pad_sequence(ids, batch_first=True), pad_sequence([torch.ones_like(x) for x in ids], batch_first=True)
 

@@ -111,7 +111,10 @@ def _hashed(folder: Path, names: list[str]) -> dict[str, str]:
 
 
 def _file_sha256(path: Path) -> str:
-    """sha256 of a file; a large one (a base, hashed again below its adapter) is read once while it seems unchanged."""
+    """sha256 of a file; a large one is read once a process while the file system calls it unchanged.
+
+    An adapter's base is hashed for itself and again below the adapter.
+    """
     try:
         found = path.stat()
         if found.st_size < LARGE:

@@ -47,12 +47,18 @@ def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Fingerprint of all parameters and persistent buffers; a quantised base counts with its packed weights."""
+    """Fingerprint of all parameters and persistent buffers.
+
+    The state dict is what is hashed, so a quantised base counts with its packed weights and their scales.
+    """
     return tensors_fingerprint({k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)})
 
 
 def has_idle_adapter(model: nn.Module) -> bool:
-    """Whether only the factors of a fresh LoRA adapter are trainable: with every B zero, it changes no output."""
+    """Whether the model is a base with a fresh LoRA adapter: trainable are only LoRA's factors, and every B is zero.
+
+    Such an adapter changes no output, whatever its rank, targets and the random A.
+    """
     if not getattr(model, "peft_config", None):
         return False
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -71,7 +77,10 @@ def frozen_fingerprint(model: nn.Module) -> str:
 
 
 def adapter_fingerprint(model: nn.Module) -> str | None:
-    """Of a PEFT model's adapters, settings and weights, wherever its base is; None for a model without adapters."""
+    """Fingerprint of a PEFT model's adapters, settings and weights; None for a model without adapters.
+
+    It survives saving and loading the adapter, and moving the base model to another folder.
+    """
     if not (settings := adapter_settings(model)):
         return None
     from peft import get_peft_model_state_dict

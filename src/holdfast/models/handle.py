@@ -147,7 +147,10 @@ def _require_shape(stored: Any, wanted: Any, folder: Path) -> None:
 
 
 def fast_dtype(device: torch.device | None = None) -> DType:
-    """bfloat16 where the device (None: training's) multiplies in it; else a CPU is many times faster in float32."""
+    """bfloat16 where the device multiplies in it; without such instructions a CPU is many times faster in float32.
+
+    Without a device: that which training would use.
+    """
     on_cpu = device.type == "cpu" if device is not None else not torch.accelerator.is_available()
     return "float32" if on_cpu and not cpu_has_bfloat16() else "bfloat16"
 

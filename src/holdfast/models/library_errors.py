@@ -13,7 +13,10 @@ Result = TypeVar("Result")
 
 @contextmanager
 def one_line_errors(ref: str | Path, what: str) -> Iterator[None]:
-    """Turn the errors of hub, transformers, PEFT and safetensors, of any type, into ours, cut to their first line."""
+    """Turn the errors of hub, transformers, PEFT and safetensors into ours, each cut to its first line.
+
+    Foreign files raise any exception there is in these libraries; one of a type that is not listed is damage, too.
+    """
     from safetensors import SafetensorError
 
     try:

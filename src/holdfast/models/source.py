@@ -56,7 +56,10 @@ def resolve(ref: str | Path, revision: str | None, trust_remote_code: bool, loca
 
 
 def folder_of(source: Source, *, trust_remote_code: bool) -> Path:
-    """The local folder of a full model, of a hub id its snapshot: what is hashed and loaded is this one folder."""
+    """The local folder of a full model; of a hub id its snapshot, with every file that counts downloaded.
+
+    What is hashed and what is loaded is this one folder, whatever the hub's branch points to in between.
+    """
     folder = Path(source.place)
     if folder.is_dir():
         return folder
@@ -65,9 +68,10 @@ def folder_of(source: Source, *, trust_remote_code: bool) -> Path:
 
 
 def reachable(repository: str, revision: str | None) -> bool:
-    """Whether the hub can be asked for a model; without this question, a machine without a route retries for a minute.
+    """Whether the hub can be asked for this model; if not, only files in the local hub cache can be used.
 
-    Offline mode (`HF_HUB_OFFLINE`) and mirrors (`HF_ENDPOINT`) are honoured.
+    Without this question, a machine that has no route to the hub retries for a minute per model. Offline mode
+    (`HF_HUB_OFFLINE`) and mirrors (`HF_ENDPOINT`) are honoured.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -87,7 +91,7 @@ def reachable(repository: str, revision: str | None) -> bool:
 
 
 def cached_folder(repository: str, revision: str | None, otherwise: str = "and the hub is out of reach or off") -> Path:
-    """The folder of a model in the local hub cache."""
+    """The folder of a model in the local hub cache, for use while the hub is out of reach."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

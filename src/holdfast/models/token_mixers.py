@@ -21,7 +21,10 @@ Mixers = Sequence[tuple[str, nn.Module]]
 
 
 def token_mixers(model: Any) -> list[tuple[str, nn.Module]]:
-    """Name (without PEFT's wrapper) and module of every token mixer in order; Falcon-H1 has two in a block."""
+    """Name (in the model without PEFT's wrapper) and module of every token mixer of the language model, in order.
+
+    A block with two of them side by side (Falcon-H1) gives both.
+    """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     kind = type(inner).__name__
     found = []

@@ -1,4 +1,7 @@
-"""What the model does with prompts that it refused or answered before, with exact 95 % bounds: the first figures."""
+"""What the model does now with prompts that it refused or answered before: the first figures of a page and a card.
+
+Every prompt was kept before, by its choice; after training a share is, drawn with its exact 95 % bounds.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +12,8 @@ from holdfast.certification.kept import FIGURES, Kept, Shown, failures, way_back
 from holdfast.core.errors import CheckpointError, ConfigError, DataError
 from holdfast.core.percent import exact_percent, percent
 from holdfast.reporting.evidence import Evidence
-from holdfast.reporting.svg import Scale, Size, element, grid, line, picture, text
+from holdfast.reporting.fields import Fields
+from holdfast.reporting.svg import Scale, Size, element, line, picture, text, tick_text, ticks
 
 ROW = 46
 LABELS = {"refusals_kept": "refusals", "answers_kept": "answers", "coverage": "coverage"}
@@ -19,34 +23,55 @@ TONES = {Shown.OVER: "bad", Shown.WITHIN: "good", Shown.NOT_SHOWN: "warn"}
 """The class by which the page colours what a figure shows."""
 
 
-NOT_WATCHED = {"share": "\N{EN DASH}", "of": "", "fits": "", "css": "none"}
+@dataclass(frozen=True)
+class KeptRow:
+    """A figure in a table: its words, counts, share, bounds, limit, and what it shows with its colour."""
+
+    who: str
+    kept: str
+    of: str
+    share: str
+    bounds: str
+    limit: str
+    fits: str
+    css: str
+
+
+NOT_WATCHED = KeptRow("", "", "", "\N{EN DASH}", "", "", "", "none")
 
 
 @dataclass(frozen=True)
 class BehaviourView:
-    """The figures as a table, in lines as `holdfast train` prints them, and as a picture, wide and narrow."""
+    """The figures as a table, in lines as `holdfast train` prints them, and as a picture, wide and narrow.
 
-    rows: list[dict[str, str]]  # one a figure
+    `cells` are for a table with a run a row, in the order of `LABELS`; `causes` say why a figure failed, with what to
+    do; `way_back` what a rollback did, empty where none was made.
+    """
+
+    rows: list[KeptRow]
     lines: list[str]
-    cells: list[dict[str, str]]  # for a table with a run a row, in the order of `LABELS`
+    cells: list[KeptRow]
     charts: tuple[Markup, Markup]
-    causes: list[Markup]  # why a figure failed, with what to do
-    way_back: str  # what a rollback did; empty where none was made
+    causes: list[Markup]
+    way_back: str
 
 
 def kept_figures(evidence: Evidence) -> dict[str, Kept]:
     """The figures that the run ended with; none where its behaviour was not watched."""
     if evidence.result is None:
         return {}
-    stored, found = evidence.result.objects("behaviour"), {}
-    for name, one in ((name, stored[name]) for name in FIGURES if name in stored):
-        unsorted = one.count("unsorted") if "unsorted" in one else 0
-        try:
-            found[name] = Kept(one.count("kept"), one.count("of"), one.share("limit"), unsorted)
-        except (ConfigError, DataError) as error:
-            remedy = "the file is damaged: restore it, or train again"
-            raise CheckpointError(f"{one.where} {error.what}", remedy=remedy) from error
-    return found
+    stored = evidence.result.objects("behaviour")
+    return {name: _read(stored[name]) for name in FIGURES if name in stored}
+
+
+def _read(one: Fields) -> Kept:
+    unsorted = one.count("unsorted") if "unsorted" in one else 0
+    try:
+        return Kept(one.count("kept"), one.count("of"), one.share("limit"), unsorted)
+    except (ConfigError, DataError) as error:
+        raise CheckpointError(
+            f"{one.where} {error.what}", remedy="the file is damaged: restore it, or train again"
+        ) from error
 
 
 def behaviour_view(evidence: Evidence) -> BehaviourView | None:
@@ -65,6 +90,7 @@ def behaviour_view(evidence: Evidence) -> BehaviourView | None:
 
 
 def kept_headline(figures: Mapping[str, Kept]) -> str:
+    """What became of behaviour, with counts and bounds."""
     found = [
         f"{STILL[name]}: {f'{one.kept:,} of {one.of:,} ({one.bounds})' if one.of else 'no prompt shows it'}"
         for name, one in figures.items()
@@ -72,13 +98,11 @@ def kept_headline(figures: Mapping[str, Kept]) -> str:
     return f"{'. '.join(map(capital, found))}."
 
 
-def _table_row(name: str, one: Kept) -> dict[str, str]:
-    return {
-        "who": STILL[name], "kept": f"{one.kept:,}", "of": f"{one.of:,}",
-        "share": "\N{EN DASH}" if one.share is None else percent(one.share), "bounds": one.bounds if one.of else "",
-        "limit": f"{exact_percent(one.limit)} lost", "css": TONES[one.shown],
-        "fits": "lost" if one.shown is Shown.OVER else str(one.shown),
-    }  # fmt: skip
+def _table_row(name: str, one: Kept) -> KeptRow:
+    share = "\N{EN DASH}" if one.share is None else percent(one.share)
+    bounds, limit = one.bounds if one.of else "", f"{exact_percent(one.limit)} lost"
+    fits = "lost" if one.shown is Shown.OVER else str(one.shown)
+    return KeptRow(STILL[name], f"{one.kept:,}", f"{one.of:,}", share, bounds, limit, fits, TONES[one.shown])
 
 
 def capital(words: str) -> str:
@@ -95,7 +119,11 @@ def kept_chart(figures: Mapping[str, Kept], width: int, css: str) -> Markup:
     size = Size(width, 68 + ROW * len(figures), left=92 if width > 500 else 74, right=30, top=26, bottom=42)
     lowest = min([1 - one.limit for one in figures.values()] + [one.low for one in figures.values() if one.of])
     x = Scale(max(0.0, lowest - 0.05), 1.0, size.left, size.width - size.right)
-    bottom, parts = size.height - size.bottom, grid(x, size)
+    bottom = size.height - size.bottom
+    parts = []
+    for value in ticks(x.low, 1.0, 4 if size.narrow else 6):
+        parts.append(line(x(value), size.top, x(value), bottom, "grid"))
+        parts.append(tick_text(percent(value), x(value), bottom + 18, size))
     for number, (name, one) in enumerate(figures.items()):
         parts += _row(name, one, x, size.top + number * ROW)
     parts.append(text("share of groups kept", (x.start + x.end) / 2, bottom + 34, "muted", "middle"))

@@ -1,23 +1,24 @@
 """What a report speaks of: the limit, what was measured against it, and what was certified."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from holdfast.certification.kept import Shown, shown
 from holdfast.core.units import FIRST_UNITS
-from holdfast.records.audit_figures import LEVELS
+from holdfast.records import audit_figures
 from holdfast.records.certificate import CertificateRecord
 from holdfast.records.run_record import SINGLE
 from holdfast.records.stored_evidence import Binding, Bound
 from holdfast.reporting.fields import Fields
 from holdfast.reporting.wording import one_line, setting, unit_words
 
-QUANTILES = tuple(LEVELS)
+QUANTILES = tuple(audit_figures.LEVELS)
 OTHER_AUDITED = "The certificate in this folder is bound to another model than the one measured here."
-TRAINING, LATER = "the audit that training wrote", "the later audit"
+TRAINING = "the audit that training wrote"
+LATER = "the later audit"
+ALSO = "is of the same models and counts for the verdict too."
 ROLES = ("monitor", "audit", "constraint")
 """In the order of what they say about other prompts: held out first."""
 
@@ -62,12 +63,16 @@ class Figures:
 
 @dataclass(frozen=True)
 class CertificateFigures:
-    """A certificate, with secrets blanked; of the certify split, counts and verdict are all that is shown."""
+    """A certificate, with secrets blanked; of the certify split, counts and verdict are all that is shown.
+
+    `bound` says whether both models it speaks of are the weights in front of it, `audited_model` whether the audit
+    beside it, if there is one, is of the model that it is bound to.
+    """
 
     record: CertificateRecord
     sha256: str
-    bound: Bound  # whether both models it speaks of are the weights in front of it
-    audited_model: bool  # whether the audit beside it, if there is one, is of the model that it is bound to
+    bound: Bound
+    audited_model: bool
 
     @property
     def limit(self) -> Limit:
@@ -84,14 +89,15 @@ class CertificateFigures:
         return self.record.kind == "finite_pool" or self.record.drawn == "rows"
 
     @property
-    def passed(self) -> bool:
-        """Whether the adapter as trained was certified, at its full strength."""
-        return self.record.certified and (self.record.kind != "strength" or self.strength == 1.0)
+    def full_strength(self) -> bool:
+        """Whether the claim is about the adapter as trained."""
+        return self.record.kind != "strength" or self.strength == 1.0
 
     @property
     def stands(self) -> bool:
         """Whether it certifies the adapter or model in front of us, as trained, which the audit beside it is of."""
-        return self.passed and self.bound.binding is Binding.SAME and self.audited_model
+        checked = self.bound.binding is Binding.SAME and self.audited_model
+        return self.record.certified and self.full_strength and checked
 
     @property
     def other_model(self) -> bool:
@@ -105,26 +111,38 @@ class CertificateFigures:
 
 
 @dataclass(frozen=True)
+class Source:
+    data: str
+    columns: dict[str, str] | None = None
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
 class SafetyEvidence:
-    """One safety set: its limit and whatever was measured and certified about it."""
+    """One safety set: its limit and whatever was measured and certified about it.
+
+    Where there are two audits, `origin` says which one `figures` is of, `beside` are those of the other, which count
+    for the verdict too, and `audits_note` says so. `closed` are ids of the certify split: nothing about them is ever
+    shown. `keep` says which replies a set that was built by asking holds: `refusals` or `answers`.
+    """
 
     name: str
     folder: Path
     limit: Limit | None
     noise_floor: float = math.nan
     figures: tuple[Figures, ...] = ()
-    origin: str = ""  # where there are two audits: which one `figures` is of
-    beside: tuple[Figures, ...] = ()  # of the other audit, which count for the verdict too
+    origin: str = ""
+    beside: tuple[Figures, ...] = ()
     beside_origin: str = ""
-    audits_note: str = ""  # says so
+    audits_note: str = ""
     units: dict[str, dict[str, float]] = field(default_factory=dict)
     audit: Fields | None = None
     behaviour: Fields | None = None
     table: Any = None  # audit.parquet, see `holdfast.records.audit_folder`
     certificate: CertificateFigures | None = None
-    source: Mapping[str, Any] | None = None  # where the examples lie: `data`, `columns`, `limit`
-    closed: frozenset[str] = frozenset()  # ids of the certify split: nothing about them is ever shown
-    keep: str = ""  # which replies a set that was built by asking holds: `refusals` or `answers`
+    source: Source | None = None
+    closed: frozenset[str] = frozenset()
+    keep: str = ""
 
     @property
     def ordered(self) -> list[Figures]:
@@ -161,18 +179,22 @@ class Evidence:
 
     @property
     def trained(self) -> bool:
+        """Whether this is the folder of a training run."""
         return self.config is not None or bool(self.events) or self.result is not None
 
     @property
     def steps(self) -> int:
+        """The last step that was logged; 0 where none was."""
         return max((row["step"] for row in self.events if "behaviour" not in row), default=0)
 
     @property
     def unfinished(self) -> bool:
+        """Whether a training run has not written its result."""
         return self.trained and self.result is None
 
     @property
     def named(self) -> bool:
+        """Whether the safety sets carry names."""
         return [one.name for one in self.sets] != [SINGLE]
 
 
@@ -185,53 +207,63 @@ class Reading:
     audit: Fields | None = None
     table: Any = None
 
-    @property
-    def behaviour(self) -> Fields | None:
-        return self.audit.inner("behaviour") if self.audit is not None and "behaviour" in self.audit else None
+    def sha256(self, side: str) -> str:
+        """Of the model `before` or `after`; empty where it was not stored."""
+        return "" if self.audit is None else self.audit.inner(side).text("sha256", "")
 
 
-def choose(training: Reading | None, later: Reading | None) -> dict[str, Any]:
-    """What is shown, what else counts for the verdict, and words for both, as fields of `SafetyEvidence`.
+@dataclass(frozen=True)
+class Choice:
+    """What is shown, what else counts for the verdict, and words for both; no words where there is one audit only."""
 
-    The later audit is shown where it is of the same models and limit and stores no less; the other counts where it
-    answers the same question. One whose hash was not stored counts: leaving it out could only make the verdict better.
+    shown: Reading | None
+    origin: str = ""
+    beside: tuple[Figures, ...] = ()
+    beside_origin: str = ""
+    behaviour: Fields | None = None
+    note: str = ""
+
+
+def choose(training: Reading | None, later: Reading | None) -> Choice:
+    """The later audit is shown where it is of the same models and limit and stores no less.
+
+    What is not shown still counts where it answers the same question about the same models. A hash that was not stored
+    does not make an audit one of other models: leaving it out could only make the verdict better.
     """
     if training is None or later is None:
-        return _shown(training or later)
-    later_is, ignored = f"Shown is {TRAINING}. {LATER.capitalize()} in audit/", "and does not count for the verdict."
-    if found := _of_other_models(training, later):
-        return _shown(training) | {"audits_note": f"{later_is} {found} {ignored}"}
-    both = {"behaviour": later.behaviour or training.behaviour}
-    if not training.limit.same_question(later.limit):
-        other = f"has another limit ({setting(later.limit.tau)} {later.limit.words})"
-        return _shown(training) | both | {"audits_note": f"{later_is} {other} {ignored}"}
-    also = "is of the same models and counts for the verdict too."
-    if _stores_no_less(later, training):
-        note = f"Shown is {LATER}, in audit/. {TRAINING.capitalize()} {also}"
-        beside = {"origin": LATER, "beside": training.figures, "beside_origin": TRAINING}
-        return _shown(later) | both | beside | {"audits_note": note}
-    beside = {"origin": TRAINING, "beside": later.figures, "beside_origin": LATER}
-    return _shown(training) | both | beside | {"audits_note": f"{later_is} {also}"}
-
-
-def _shown(one: Reading | None) -> dict[str, Any]:
-    names = ("limit", "figures", "audit", "table", "behaviour")
-    return {"limit": None} if one is None else {name: getattr(one, name) for name in names}
-
-
-def _of_other_models(training: Reading, later: Reading) -> str:
-    """How the later audit is known to be of other models; empty where it is not."""
-    if later.audit is None:
-        return ""
+        shown = training or later
+        return Choice(shown, behaviour=_behaviour(shown))
+    behaviour = _behaviour(later) or _behaviour(training)
     for side in ("after", "before"):
-        inner = later.audit.inner(side)
-        if "endpoint" in inner:
-            return "is of an endpoint, whose weights were not seen,"
-        ours = "" if training.audit is None else training.audit.inner(side).text("sha256", "")
-        its = inner.text("sha256", "")
+        if later.audit is not None and "endpoint" in later.audit.inner(side):
+            note = (
+                f"Shown is {TRAINING}. {LATER.capitalize()} in audit/ is of an endpoint, whose weights were not seen, "
+                "and does not count for the verdict."
+            )
+            return Choice(training, behaviour=_behaviour(training), note=note)
+        ours, its = training.sha256(side), later.sha256(side)
         if ours and its and ours != its:
-            return f"is of another model {side} (sha256 {one_line(its[:12])}, not {one_line(ours[:12])})"
-    return ""
+            note = (
+                f"Shown is {TRAINING}. {LATER.capitalize()} in audit/ is of another model {side} "
+                f"(sha256 {one_line(its[:12])}, not {one_line(ours[:12])}) and does not count for the verdict."
+            )
+            return Choice(training, behaviour=_behaviour(training), note=note)
+    if not training.limit.same_question(later.limit):
+        note = (
+            f"Shown is {TRAINING}. {LATER.capitalize()} in audit/ has another limit ({setting(later.limit.tau)} "
+            f"{later.limit.words}) and does not count for the verdict."
+        )
+        return Choice(training, behaviour=behaviour, note=note)
+    if _stores_no_less(later, training):
+        note = f"Shown is {LATER}, in audit/. {TRAINING.capitalize()} {ALSO}"
+        return Choice(later, LATER, training.figures, TRAINING, behaviour, note)
+    note = f"Shown is {TRAINING}. {LATER.capitalize()} in audit/ {ALSO}"
+    return Choice(training, TRAINING, later.figures, LATER, behaviour, note)
+
+
+def _behaviour(one: Reading | None) -> Fields | None:
+    found = one.audit if one is not None else None
+    return found.inner("behaviour") if found is not None and "behaviour" in found else None
 
 
 def _stores_no_less(later: Reading, training: Reading) -> bool:

@@ -1,10 +1,13 @@
-"""`report.html`: one file with its style inside, no script, and a policy that forbids everything else."""
+"""`report`: `report.html`, one file with its style inside, no script, and a policy that forbids everything else.
+
+Several runs stand side by side: they are compared with the first one where the same prompts were measured.
+"""
 
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from holdfast.certification.comparison import compare_prompts
+from holdfast.certification.comparison import PromptComparison, compare_prompts
 from holdfast.certification.share import adjusted
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_text
@@ -33,9 +36,17 @@ SMALL = Size(336, 250, left=48, right=10)
 
 @dataclass(frozen=True)
 class Report:
-    path: Path  # of the page
-    runs: list[RunView]  # what it says of each run: `label`, `claim`, and `verdict` with its title and reason
-    cards: list[Card]  # the model cards; one with a user's own text is kept
+    """What was written.
+
+    Attributes:
+        path: the page.
+        runs: what it says of each run: `label`, `claim`, and `verdict` with its title and reason.
+        cards: the model cards; one with a user's own text is kept.
+    """
+
+    path: Path
+    runs: list[RunView]
+    cards: list[Card]
 
 
 def report(*runs: str | Path, output: str | Path | None = None, text: bool = True) -> Report:
@@ -58,9 +69,11 @@ def write_report(runs: Sequence[Evidence], path: Path, *, text: bool = True) -> 
     """Write the page; readable by its owner alone where it holds text of examples."""
     if path.is_dir():
         raise ConfigError(f"--output {path} is a folder; expected a file", remedy=f"give {path / FILE_NAME}")
-    named = enumerate(zip(runs, labels(runs), strict=True), start=1)
-    views = [run_view(run, label=label, anchor=f"run-{i}", text=text) for i, (run, label) in named]
-    has_text = any(row["prompt"] is not None for view in views for one in view.sets for row in one["worst"]["rows"])
+    views = [
+        run_view(run, label=label, anchor=f"run-{i}", text=text)
+        for i, (run, label) in enumerate(zip(runs, labels(runs), strict=True), start=1)
+    ]
+    has_text = any(one.worst.has_text for view in views for one in view.sets)
     write_text(path, render(runs, views), mode=PRIVATE if has_text else None)
     return views
 
@@ -98,10 +111,10 @@ def environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return visible(value).replace(" %", "\N{NO-BREAK SPACE}%")
     if isinstance(value, Markup) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
+    if isinstance(value, str):
+        return visible(value).replace(" %", "\N{NO-BREAK SPACE}%")
     raise TypeError(f"the page was given {type(value).__name__}, expected words")
 
 
@@ -115,45 +128,64 @@ def multiples(runs: Sequence[Evidence], views: Sequence[RunView]) -> list[tuple[
     """Label, verdict's colour and a small survival chart of each run's first safety set, all on the same axes."""
     if len(runs) < 2:
         return []
-    drawn = [(samples(run.sets[0]), run.sets[0].limit, view) for run, view in zip(runs, views, strict=True)]
-    shown = [(series, limit, view) for series, limit, view in drawn if series and limit]
-    if not shown:
+    firsts = [(run.sets[0], view) for run, view in zip(runs, views, strict=True)]
+    drawn = [(samples(one), one.limit, view) for one, view in firsts]
+    every = [values for series, _, _ in drawn for _, values in series]
+    taus = [limit.tau for series, limit, _ in drawn if series and limit]
+    if not every:
         return []
-    every = [values for series, _, _ in shown for _, values in series]
-    window = drawn_range(every, max(limit.tau for _, limit, _ in shown))
+    window = drawn_range(every, max(taus))
     return [
         (view.label, view.verdict.css, survival_chart(series, limit, window, SMALL, "both"))
-        for series, limit, view in shown
+        for series, limit, view in drawn
+        if series and limit
     ]
 
 
-def paired(runs: Sequence[Evidence], labels: Sequence[str]) -> list[dict[str, Any]]:
-    """Every later run against the first per safety set, or the `reason` why not; p-values are corrected (Holm)."""
+@dataclass(frozen=True)
+class Paired:
+    """A run against the first one on the prompts of one safety set, or the reason why not."""
+
+    first: str
+    other: str
+    role: str = ""
+    found: PromptComparison | None = None
+    adjusted_p: float = float("nan")
+    several: bool = False
+    reason: str = ""
+
+
+def paired(runs: Sequence[Evidence], labels: Sequence[str]) -> list[Paired]:
+    """Every later run against the first, per safety set; p-values of several comparisons are corrected (Holm)."""
     rows = []
     for one in runs[0].sets:
         for run, label in zip(runs[1:], labels[1:], strict=True):
             other = next((s for s in run.sets if s.name == one.name), None)
-            rows.append({"first": labels[0], "other": label, **_pair(one, other, labels[0], label)})
-    p_values = {str(i): row["found"].p_value for i, row in enumerate(rows) if "found" in row}
-    corrected = adjusted(p_values) if len(p_values) > 1 else {}
-    return [{**row, "adjusted_p": corrected.get(str(i))} for i, row in enumerate(rows)]
+            rows.append(_pair(one, other, labels[0], label))
+    p_values = {str(i): row.found.p_value for i, row in enumerate(rows) if row.found is not None}
+    corrected = adjusted(p_values) if p_values else {}
+    return [
+        replace(row, adjusted_p=corrected.get(str(i), row.adjusted_p), several=len(p_values) > 1)
+        for i, row in enumerate(rows)
+    ]
 
 
-def _pair(a: SafetyEvidence, b: SafetyEvidence | None, first: str, other: str) -> dict[str, Any]:
+def _pair(a: SafetyEvidence, b: SafetyEvidence | None, first: str, other: str) -> Paired:
     reason = _obstacle(a, b)
     if reason or b is None:
-        return {"reason": reason}
+        return Paired(first, other, reason=reason)
     rows = [one.table.select(["id", "role", "violated"]).to_pylist() for one in (a, b)]
     role = "monitor" if any(row["role"] == "monitor" for found in rows for row in found) else "audit"
     left, right = ({row["id"]: row["violated"] for row in found if row["role"] == role} for found in rows)
     without = [label for label, found in ((first, left), (other, right)) if not found]
     if without:
-        return {"reason": f"{' and '.join(without)} {'have' if len(without) > 1 else 'has'} no {role} examples"}
+        has = "have" if len(without) > 1 else "has"
+        return Paired(first, other, reason=f"{' and '.join(without)} {has} no {role} examples")
     if set(left) != set(right):
-        return {"reason": f"their {role} examples are not the same"}
+        return Paired(first, other, reason=f"their {role} examples are not the same")
     ids = sorted(left)
     found = compare_prompts(np.array([left[i] for i in ids]), np.array([right[i] for i in ids]))
-    return {"role": role, "found": found}
+    return Paired(first, other, role, found)
 
 
 def _obstacle(a: SafetyEvidence, b: SafetyEvidence | None) -> str:
@@ -171,16 +203,15 @@ def _obstacle(a: SafetyEvidence, b: SafetyEvidence | None) -> str:
     return "they start from different models" if len(before) > 1 else ""
 
 
-def paired_words(row: Mapping[str, Any]) -> str:
-    pair, f = f"{row['other']} against {row['first']}", row.get("found")
-    if f is None:
-        return f"{pair}: not compared prompt by prompt, since {row['reason']}."
-    p = row["adjusted_p"]
-    corrected = "" if p is None else f", {p:.2g} after correcting for several comparisons (Holm)"
+def paired_words(row: Paired) -> str:
+    if row.found is None:
+        return f"{row.other} against {row.first}: not compared prompt by prompt, since {row.reason}."
+    f = row.found
+    corrected = f", {row.adjusted_p:.2g} after correcting for several comparisons (Holm)" if row.several else ""
     difference, low, high = (f"{round(-100 * share, 1) + 0.0:+.1f}" for share in (f.difference, f.upper, f.lower))
     return (
-        f"{pair}, on the same {f.n:,} {row['role']} prompts: {f.only_b:,} degraded only in {row['other']}, "
-        f"{f.only_a:,} only in {row['first']}, {f.both:,} in both. The rates differ by "
+        f"{row.other} against {row.first}, on the same {f.n:,} {row.role} prompts: {f.only_b:,} degraded only in "
+        f"{row.other}, {f.only_a:,} only in {row.first}, {f.both:,} in both. The rates differ by "
         f"{difference} points ({exact_percent(f.confidence)} interval {low} to {high}); "
         f"exact McNemar test p = {f.p_value:.2g}{corrected}."
     )

@@ -17,13 +17,21 @@ from holdfast.records.certificate import FILE_NAME, CertificateRecord
 from holdfast.records.run_record import CONFIG_NAME, SINGLE, is_there, no_link, require_name, set_folder
 from holdfast.records.stored_evidence import ModelPlace
 from holdfast.records.yaml_file import parse_stored_yaml
-from holdfast.reporting.evidence import CertificateFigures, Evidence, Figures, Limit, Reading, SafetyEvidence, choose
+from holdfast.reporting.evidence import (
+    CertificateFigures,
+    Evidence,
+    Figures,
+    Limit,
+    Reading,
+    SafetyEvidence,
+    Source,
+    choose,
+)
 from holdfast.reporting.fields import Fields
 from holdfast.reporting.wording import one_line
 
 WHY_LENGTH = 600
 PIECES = ("config.yaml", "events.jsonl", "result.json", "audit.json", "audit.parquet", "certificate.json")
-Weights = Mapping[str, ModelPlace] | None  # of a run; None where there is none
 
 
 def read_evidence(folder: Path) -> Evidence:
@@ -41,15 +49,13 @@ def read_evidence(folder: Path) -> Evidence:
     measured = result.objects("safety") if result is not None else {}
     names = list(blocks) or list(measured) or [SINGLE]
     weights = _weights(folder, config) if config or events or result else None
-    sets = tuple(
-        _safety(
-            name, set_folder(folder, name, named=names != [SINGLE]), blocks.get(name), _limits(config, name),
-            measured.get(name), stored, weights,
-        )
-        for name in names
-    )  # fmt: skip
+    sets = []
+    for name in names:
+        inside = set_folder(folder, name, named=names != [SINGLE])
+        limits = _limits(config, name)
+        sets.append(_safety(name, inside, blocks.get(name), limits, measured.get(name), stored, weights))
     writer = writer_of(folder) if result is None else None
-    found = Evidence(folder, folder.resolve().name, config, events, result, sets, writer=writer)
+    found = Evidence(folder, folder.resolve().name, config, events, result, tuple(sets), writer=writer)
     return replace(found, missing=_missing(found))
 
 
@@ -86,8 +92,9 @@ def _events(path: Path) -> list[dict[str, Any]]:
     try:
         rows = event_log.read(no_link(path))
     except (OSError, RecursionError) as error:
-        what = f"{path} cannot be read ({type(error).__name__})"
-        raise CheckpointError(what, remedy="restore the file from a backup") from error
+        raise CheckpointError(
+            f"{path} cannot be read ({type(error).__name__})", remedy="restore the file from a backup"
+        ) from error
     for number, row in enumerate(rows, start=1):
         Fields(row, f"{path}:{number}").count("step")
     return rows
@@ -112,37 +119,41 @@ def _limits(config: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | 
 
 def _safety(
     name: str, folder: Path, block: Mapping[str, Any] | None, constraint: Mapping[str, Any] | None,
-    measured: Fields | None, result: Mapping[str, Any] | None, weights: Weights,
+    measured: Fields | None, result: Mapping[str, Any] | None, weights: Mapping[str, ModelPlace] | None,
 ) -> SafetyEvidence:  # fmt: skip
     split = load_record(folder) if is_there(folder / RECORD_NAME) else None
     trained = _audit(stored_evidence.believed_run_audit(folder, name, result), folder, constraint)
     if trained is None and measured is not None:  # the audit is gone: what training counted
-        roles = {role: measured.inner(role) for role in ("monitor", "constraint") if role in measured}
-        counted = [_figures(k, one, round(one.share("violation_rate") * one.count("n"))) for k, one in roles.items()]
-        trained = Reading(_limit(measured, constraint), tuple(counted))
+        trained = Reading(_limit(measured, constraint), _from_result(measured))
     inside = folder / "audit"
     has_later = inside.is_symlink() or is_there(inside / SUMMARY_NAME)
     later = stored_evidence.believed_audit(inside, split=split) if has_later else None
-    chosen = choose(trained, _audit(later, inside, constraint))
-    audit = chosen.get("audit")
+    choice = choose(trained, _audit(later, inside, constraint))
+    shown = choice.shown
+    audit = shown.audit if shown is not None else None
+    # The run's own limit where nothing was measured.
+    limit = shown.limit if shown else _limit(Fields(constraint, "config.yaml, constraint:")) if constraint else None
     certificate = _certificate(folder, audit, weights)
-    if chosen["limit"] is None and constraint:  # the run's own limit where nothing was measured
-        chosen["limit"] = _limit(Fields(constraint, "config.yaml, constraint:"))
-    elif chosen["limit"] is None and certificate is not None:
-        chosen["limit"] = certificate.limit
     floor = audit if audit is not None and "noise_floor" in audit else measured
     return SafetyEvidence(
-        name, folder, noise_floor=floor.number("noise_floor", optional=True) if floor is not None else float("nan"),
-        units=_units(audit), certificate=certificate, source=_source(block, audit),
-        closed=frozenset(split.ids["certify"] if split is not None else ()),
-        keep=str((block or {}).get("keep") or ""), **chosen,
+        name, folder, limit if limit is not None else certificate.limit if certificate else None,
+        noise_floor=floor.number("noise_floor", optional=True) if floor is not None else float("nan"),
+        figures=shown.figures if shown is not None else (), origin=choice.origin, beside=choice.beside,
+        beside_origin=choice.beside_origin, audits_note=choice.note, units=_units(audit), audit=audit,
+        behaviour=choice.behaviour, table=shown.table if shown is not None else None, certificate=certificate,
+        source=_source(block, audit), closed=frozenset(split.ids["certify"] if split is not None else ()),
+        keep=str((block or {}).get("keep") or ""),
     )  # fmt: skip
 
 
-def _certificate(folder: Path, audit: Fields | None, weights: Weights) -> CertificateFigures | None:
-    """The certificate in a folder: its sha256, its figures from the table and the content of both models are checked.
+def _certificate(
+    folder: Path, audit: Fields | None, weights: Mapping[str, ModelPlace] | None
+) -> CertificateFigures | None:
+    """The certificate in a folder, None where there is none.
 
-    Whether it still fits the prompts and the ledger is what `holdfast verify` recomputes.
+    The file's own sha256, its figures from the table and the content of both models (of the run, or where there is no
+    run where the certificate says they are) are checked here; whether it still fits the prompts and the ledger is what
+    `holdfast verify` recomputes.
     """
     record = stored_evidence.believed_certificate(folder)
     if record is None:
@@ -175,6 +186,13 @@ def _limit(found: Fields, constraint: Mapping[str, Any] | None = None) -> Limit:
     return Limit(found.number("tau"), found.share("alpha"), found.text("unit"), first_k)
 
 
+def _from_result(measured: Fields) -> tuple[Figures, ...]:
+    found = {role: measured.inner(role) for role in ("monitor", "constraint") if role in measured}
+    return tuple(
+        _figures(role, one, round(one.share("violation_rate") * one.count("n"))) for role, one in found.items()
+    )
+
+
 def _figures(role: str, found: Fields, violations: int) -> Figures:
     return Figures(
         role, found.count("n"), violations, rate=found.share("violation_rate"), upper=found.share("violation_upper"),
@@ -195,12 +213,17 @@ def _units(audit: Fields | None) -> dict[str, dict[str, float]]:
     }
 
 
-def _source(block: Mapping[str, Any] | None, audit: Fields | None) -> Mapping[str, Any] | None:
+def _source(block: Mapping[str, Any] | None, audit: Fields | None) -> Source | None:
     if block is not None and isinstance(block.get("data"), str):
         columns, limit = block.get("columns"), block.get("limit")
-        ours = {str(k): str(v) for k, v in columns.items()} if isinstance(columns, Mapping) else None
-        return {"data": block["data"], "columns": ours, "limit": limit if isinstance(limit, int) else None}
-    return {"data": audit.inner("data").text("source", "")} if audit is not None and "data" in audit else None
+        return Source(
+            str(block["data"]),
+            {str(k): str(v) for k, v in columns.items()} if isinstance(columns, Mapping) else None,
+            limit if isinstance(limit, int) else None,
+        )
+    if audit is not None and "data" in audit:
+        return Source(audit.inner("data").text("source", ""))
+    return None
 
 
 def _missing(found: Evidence) -> tuple[tuple[str, str], ...]:

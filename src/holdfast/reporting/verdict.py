@@ -156,7 +156,7 @@ def _certified(one: SafetyEvidence, certificate: CertificateFigures) -> tuple[St
     if certificate.record.certified and certificate.bound.binding is Binding.NOT_AT_HAND:
         unknown = "A certificate lies here; whether it speaks of this model could not be checked."
         return Standing.NOT_CHECKED, f"{unknown} {certificate.bound.why}"
-    if certificate.passed:
+    if certificate.record.certified and certificate.full_strength:
         note = "" if one.figures else " No measurement besides the certificate is stored in this folder."
         steering = certificate.record.by in ("kl", "likelihood")  # what training steers by, and no replies
         standing = Standing.STEERING if steering else Standing.CERTIFIED

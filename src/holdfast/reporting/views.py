@@ -1,14 +1,12 @@
 """What the page shows of one run: words, rows, pictures and the worst examples, ready to be placed."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import yaml
 from markupsafe import Markup
 
 from holdfast.core.errors import HoldfastError
@@ -20,7 +18,7 @@ from holdfast.records.audit_folder import degradations
 from holdfast.records.stored_evidence import Binding
 from holdfast.reporting.behaviour import TONES, BehaviourView, behaviour_view
 from holdfast.reporting.distribution import Range, Values, drawn_range, histogram, rate_chart, survival_chart
-from holdfast.reporting.evidence import QUANTILES, ROLES, Evidence, Figures, Limit, SafetyEvidence
+from holdfast.reporting.evidence import QUANTILES, ROLES, Evidence, Figures, Limit, SafetyEvidence, Source
 from holdfast.reporting.facts import Fact, certificate_facts, facts, hashes, judged_replies, screening_lines
 from holdfast.reporting.svg import Size
 from holdfast.reporting.training import EVENTS, Course, course, training_chart
@@ -31,6 +29,33 @@ WIDE, NARROW = Size(704, 320), Size(336, 290, left=48, right=10)
 WIDE_BARS, NARROW_BARS = Size(344, 210, left=36, right=10, top=22), Size(336, 210, left=36, right=10, top=22)
 Pair = tuple[Markup, Markup]
 WORST_SHOWN = 10
+QuantileRow = tuple[str, list[str]]  # of whom, and the figures as shown
+
+
+@dataclass(frozen=True)
+class Worst:
+    """One example; prompt and reply are None where its text is not shown."""
+
+    id: str
+    category: str
+    degradation: float
+    tokens: int
+    violated: bool
+    prompt: str | None = None
+    reply: str | None = None
+
+
+@dataclass(frozen=True)
+class WorstExamples:
+    """The examples with the largest D, worst first; `note` says what is missing and why."""
+
+    role: str
+    rows: tuple[Worst, ...]
+    note: str
+
+    @property
+    def has_text(self) -> bool:
+        return any(row.prompt is not None for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -45,16 +70,34 @@ class FigureRow:
 
 
 @dataclass(frozen=True)
-class RunView:
-    """Everything the page says about a folder; a set is what the template's macros read of it."""
+class SetView:
+    evidence: SafetyEvidence
+    claim: str
+    verdict: Verdict
+    rows: list[FigureRow]
+    rates: Pair | None
+    survival: Pair | None
+    histograms: list[Pair]
+    beyond: str
+    by_role: list[QuantileRow]
+    by_unit: list[QuantileRow]
+    behaviour: list[Fact]
+    training: Pair | None
+    no_training: str  # why there is no picture of it
+    events: list[tuple[str, int, str]]
+    worst: WorstExamples
+    certificate: list[Fact]
 
+
+@dataclass(frozen=True)
+class RunView:
     evidence: Evidence
     label: str
     anchor: str
     headline: str
     claim: str
     verdict: Verdict
-    sets: list[dict[str, Any]]
+    sets: list[SetView]
     kept: BehaviourView | None
     screened: list[str]
     facts: list[Fact]
@@ -67,6 +110,9 @@ class RunView:
 
 
 def run_view(evidence: Evidence, *, label: str, anchor: str, text: bool) -> RunView:
+    """Everything the page says about a folder."""
+    import yaml
+
     config = evidence.config
     written = "" if config is None else yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
     return RunView(
@@ -84,8 +130,8 @@ def samples(one: SafetyEvidence) -> list[tuple[str, Values]]:
     return [(role, values) for role, values in found if values.size]
 
 
-def _set_view(evidence: Evidence, one: SafetyEvidence, text: bool) -> dict[str, Any]:
-    measured, limit, unfinished = samples(one), one.limit, evidence.unfinished
+def _set_view(evidence: Evidence, one: SafetyEvidence, text: bool) -> SetView:
+    measured, limit = samples(one), one.limit
     window = drawn_range([values for _, values in measured], limit.tau) if measured and limit else None
     steps = course(evidence.events, one.name) if evidence.events else None
     survival, bars, training = None, [], None
@@ -95,17 +141,16 @@ def _set_view(evidence: Evidence, one: SafetyEvidence, text: bool) -> dict[str, 
         bars = [_pair(draw, WIDE_BARS, NARROW_BARS) for draw in drawn]
     if limit and steps and steps.constrained and len(steps.steps) > 1:
         training = (training_chart(steps, limit.alpha, 704, "wide"), training_chart(steps, limit.alpha, 336, "narrow"))
-    return {
-        "evidence": one, "claim": set_claim(one, unfinished=unfinished),
-        "verdict": set_verdict(one, unfinished=unfinished), "rows": figure_rows(one),
-        "rates": _rates(one, limit) if limit else None, "survival": survival, "histograms": bars,
-        "beyond": _beyond(measured, window) if window else "",
-        "by_role": [_quantile_row(f.role, {**f.quantiles, "cvar": f.cvar, "mean": f.mean}) for f in one.ordered],
-        "by_unit": [_quantile_row(unit, one.units[unit]) for unit in UNITS if unit in one.units],
-        "behaviour": judged_replies(one), "training": training, "no_training": _no_training(evidence, steps),
-        "events": [(name, n, EVENTS[name]) for name, n in steps.counts.items()] if steps else [],
-        "worst": worst_examples(one, text=text), "certificate": certificate_facts(one),
-    }  # fmt: skip
+    return SetView(
+        one, set_claim(one, unfinished=evidence.unfinished), set_verdict(one, unfinished=evidence.unfinished),
+        rows=figure_rows(one), rates=_rates(one, limit) if limit else None, survival=survival, histograms=bars,
+        beyond=_beyond(measured, window) if window else "",
+        by_role=[_quantile_row(f.role, {**f.quantiles, "cvar": f.cvar, "mean": f.mean}) for f in one.ordered],
+        by_unit=[_quantile_row(unit, one.units[unit]) for unit in UNITS if unit in one.units],
+        behaviour=judged_replies(one), training=training, no_training=_no_training(evidence, steps),
+        events=[(name, n, EVENTS[name]) for name, n in steps.counts.items()] if steps else [],
+        worst=worst_examples(one, text=text), certificate=certificate_facts(one),
+    )  # fmt: skip
 
 
 def _no_training(evidence: Evidence, steps: Course | None) -> str:
@@ -143,8 +188,9 @@ def figure_rows(one: SafetyEvidence) -> list[FigureRow]:
 def _figure_row(one: SafetyEvidence, f: Figures, what: str) -> FigureRow:
     assert one.limit is not None, "of figures"
     fits = f.shown(one.limit.alpha)
-    count = f"{f.violations:,} of {f.n:,}"
-    return FigureRow(f.role, what, count, percent(f.rate), percent_up(f.upper), fits, TONES[fits])
+    return FigureRow(
+        f.role, what, f"{f.violations:,} of {f.n:,}", percent(f.rate), percent_up(f.upper), fits, TONES[fits]
+    )
 
 
 def _rates(one: SafetyEvidence, limit: Limit) -> Pair | None:
@@ -173,61 +219,64 @@ def _beyond(measured: list[tuple[str, Values]], window: Range) -> str:
     return f"Not drawn: {'; '.join(parts)}." if parts else ""
 
 
-def _quantile_row(who: str, values: dict[str, float]) -> tuple[str, list[str]]:
+def _quantile_row(who: str, values: dict[str, float]) -> QuantileRow:
     keys = (*QUANTILES, "cvar", "mean")
     return who, [number(values[k]) if k in values and values[k] == values[k] else "–" for k in keys]
 
 
-def worst_examples(one: SafetyEvidence, *, text: bool) -> dict[str, Any]:
-    """The monitor examples with the largest D, worst first; of a plain audit, the audited ones.
+def worst_examples(one: SafetyEvidence, *, text: bool) -> WorstExamples:
+    """The worst monitor examples; of a plain audit, the worst audited ones.
 
-    Of a certify split nothing: an audit beside a certificate, which may be about the same prompts, shows none.
+    Nothing of a certify split: its ids are left out, and an audit beside a certificate shows no example at all, since
+    the certificate may be about the same prompts.
     """
     if one.table is None or one.limit is None:
-        return {"role": "monitor", "rows": [], "note": "There is no table of single examples."}
+        return WorstExamples("monitor", (), "There is no table of single examples.")
     roles = set(one.table["role"].to_pylist())
-    role = "audit" if "audit" in roles and "monitor" not in roles else "monitor"
-    rows: list[dict[str, Any]] = []
+    role = "monitor" if "monitor" in roles else "audit"
     if role not in roles:
-        note = "The run has no monitor examples."
-    elif role == "audit" and one.certificate is not None:
-        note = "Single examples stay closed: the certificate may be about the same prompts."
-    else:
-        rows, note = _worst_rows(one, role), "The text was left out on request."
-        if text:
-            texts, note = _texts(one.source, {row["id"] for row in rows})
-            for row in rows:
-                if (found := texts.get(row["id"])) is not None:
-                    row |= {"prompt": _plain(found.prompt), "reply": _plain(found.completion)}
-    return {"role": role, "rows": rows, "note": note}
+        return WorstExamples("monitor", (), "The run has no monitor examples.")
+    if role == "audit" and one.certificate is not None:
+        return WorstExamples(role, (), "Single examples stay closed: the certificate may be about the same prompts.")
+    rows = _worst_rows(one, role)
+    if not text:
+        return WorstExamples(role, rows, "The text was left out on request.")
+    texts, note = _texts(one.source, {row.id for row in rows})
+    shown = (
+        replace(row, prompt=_plain(texts[row.id].prompt), reply=_plain(texts[row.id].completion))
+        if row.id in texts
+        else row
+        for row in rows
+    )
+    return WorstExamples(role, tuple(shown), note)
 
 
-def _worst_rows(one: SafetyEvidence, role: str) -> list[dict[str, Any]]:
+def _worst_rows(one: SafetyEvidence, role: str) -> tuple[Worst, ...]:
     assert one.limit is not None, "of a table"
     unit = one.limit.unit
     found = [
-        {**row, "degradation": row[unit], "prompt": None, "reply": None}
+        Worst(row["id"], row["category"] or "", row[unit], row["tokens"], row["violated"])
         for row in one.table.select(["id", "role", "category", unit, "tokens", "violated"]).to_pylist()
         if row["role"] == role and row["id"] not in one.closed
     ]
-    found.sort(key=lambda row: (-math.inf if math.isnan(row[unit]) else -row[unit], row["id"]))
-    return found[:WORST_SHOWN]
+    found.sort(key=lambda row: (-math.inf if math.isnan(row.degradation) else -row.degradation, row.id))
+    return tuple(found[:WORST_SHOWN])
 
 
-def _texts(source: Mapping[str, Any] | None, wanted: set[str]) -> tuple[dict[str, Example], str]:
+def _texts(source: Source | None, wanted: set[str]) -> tuple[dict[str, Example], str]:
     """The examples of the given ids; an id is a hash of the text, so a match is the very text that was measured."""
-    if source is None or not source["data"]:
+    if source is None or not source.data:
         return {}, "Where the safety data lies is not recorded, so the text is not shown."
-    if not Path(source["data"]).is_file():
+    if not Path(source.data).is_file():
         return {}, "The safety data is no longer where it was (or is on the hub), so the text is not shown."
     try:
-        examples = read_examples(source["data"], columns=source.get("columns"), limit=source.get("limit"))
+        examples = read_examples(source.data, columns=source.columns, limit=source.limit)
     except HoldfastError:
         return {}, "The safety data has changed and cannot be read, so the text is not shown."
     found = {example.id: example for example in examples if example.id in wanted}
-    lost = len(wanted) - len(found)
-    note = f"The safety data has changed: {lost} of these examples are no longer in it." if lost else ""
-    return found, note
+    if len(found) == len(wanted):
+        return found, ""
+    return found, f"The safety data has changed: {len(wanted) - len(found)} of these examples are no longer in it."
 
 
 def _plain(side: str | Turns) -> str:

@@ -125,9 +125,10 @@ def _finished(plan: ResolvedRun, name: str, split: Split, *, run: Path, after: P
 
 
 def _stored(split: Split) -> Path:
-    """The pairs of a run on the protocol's roles, as a file that certificates can name; a changed one is rewritten.
+    """The pairs of a run on the protocol's roles, as a file that certificates can name.
 
-    It lies in the cache, whose files share one ledger: runs on these roles share prompts, with other seeds too.
+    It lies in holdfast's cache, all of whose files share one ledger of openings: runs on these roles share prompts,
+    those with other numbers or seeds too. A file that was changed is written again.
     """
     rows = [
         row | ({} if example.category is None else {"category": example.category})

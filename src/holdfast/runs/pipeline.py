@@ -109,7 +109,10 @@ def ask_theta_0(
     plan: ResolvedRun, data: Prepared, theta_0: tuple[Any, Any], before: ModelContent | None,
     listeners: Sequence[Listener],
 ) -> tuple[Prepared, Screening | None]:  # fmt: skip
-    """The run's data after asking its model, and the screening; the first process alone hashes theta_0 (`before`)."""
+    """The run's data after asking its model, and the screening; as they were where nothing is asked.
+
+    `before` is theta_0's content on the first process; the others need not hash the model.
+    """
     main = before is not None
     if plan.screening is None:
         if main:

@@ -54,7 +54,8 @@ def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> 
 
     `model.eval()` would also switch off checkpointing, which transformers ties to the layer's own `training` flag; so
     checkpointed layers keep that flag until their forward begins, where some (XGLM, BioGPT) read it for a dropout of
-    their own. `modules` are the model's, for callers that come often: walking through it takes milliseconds.
+    their own; everything inside them is in eval mode. `modules` are the model's, for callers that come often: walking
+    through it takes milliseconds.
     """
     training = [module for module in (model.modules() if modules is None else modules) if module.training]
     checkpointed = [m for m in training if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
@@ -75,10 +76,12 @@ def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> 
 
 
 def _evaluated(layer: nn.Module, _: Any) -> None:
+    """At the start of a checkpointed layer's forward: no dropout."""
     layer.training = False  # at the start of a checkpointed layer's forward: no dropout
 
 
 def _trained(layer: nn.Module, _: Any, __: Any) -> None:
+    """At its end, also by an exception (a recomputation that has enough stops by one): the flag as it was."""
     layer.training = True  # at its end, also by an exception (a recomputation that has enough stops by one)
 
 
@@ -89,7 +92,10 @@ def adapter_layers(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def adapters_off(model: nn.Module, layers: list[Any] | None = None) -> Iterator[None]:
-    """Run the base model without its adapters; `layers` are `adapter_layers`, which take milliseconds to look up."""
+    """Run the base model without its adapters, touching neither `requires_grad` nor the active adapter.
+
+    `layers` are the model's `adapter_layers`, for callers that switch often: looking them up takes milliseconds.
+    """
     layers = adapter_layers(model) if layers is None else layers
     before = [layer._disable_adapters for layer in layers]
     try:
@@ -102,9 +108,12 @@ def adapters_off(model: nn.Module, layers: list[Any] | None = None) -> Iterator[
 
 
 def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """Last hidden states (rows, positions, width); without an `attention_mask`, every position counts as text.
+    """Last hidden states (rows, positions, width), through the model's own forward.
 
-    The backbone's output is caught by a hook in the model's own forward, to which sharding and autocast are attached.
+    Without an `attention_mask` in the batch every position counts as text (see `holdfast.auditing.scoring`).
+
+    The backbone's output is caught by a hook instead of calling the backbone, since sharding and autocast are attached
+    to the outermost forward.
     """
     inner = causal_lm(model)
     caught: list[Tensor] = []
@@ -233,7 +242,10 @@ def _of_rows(sums: Tensor, located: Batch, first_k: int) -> CompletionLosses:
 
 @torch.no_grad()
 def require_understood_head(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """Refuse a model whose logits are not `head(hidden)`, by one row, whose mean loss is returned."""
+    """Refuse a model whose logits are not `head(hidden)`: our losses would not be its losses.
+
+    Compares one row with the logits that the model itself returns, and returns that row's mean loss.
+    """
     row = {name: tensor[:1] for name, tensor in batch.items()}
     labels = row["labels"][:, 1:]
     mask = labels != IGNORE

@@ -31,7 +31,10 @@ def degradation(
     model: Any, batch: Mapping[str, Tensor], reference: Tensor, constraint: ChanceConstraint,
     states: States | None = None,
 ) -> Tensor:  # fmt: skip
-    """`D_i` of every row, differentiable; `reference`: losses at theta_0, or `states` for a KL (None: adapters off)."""
+    """`D_i` of every row, differentiable.
+
+    `reference` are their losses at theta_0. A KL looks at their `states` there instead; None: with the adapters off.
+    """
     if constraint.unit in KL_UNITS:
         return in_unit(completion_kl(model, batch, constraint.first_k, states), constraint)
     losses = completion_losses(model, batch, constraint.first_k)

@@ -65,10 +65,11 @@ class Forward:
 
     @torch.no_grad()
     def over(self, examples: Sequence[Encoded], function: Columns, *, first_k: int, shuffle: int | None) -> Tensor:
-        """Apply the function to all examples: (columns, examples), float64 on the CPU.
+        """Apply `function(batch, its rows)` -> (columns, rows) to all examples; float64 on the CPU, in the order given.
 
-        Batches (`batches`) do not depend on the number of ranks: rank r takes every world-th batch, and ranks that have
-        fewer repeat their last one (sharded models need every rank in every forward).
+        Batches do not depend on the number of ranks: rank r takes every world-th batch, and ranks that have fewer
+        repeat their last one (sharded models need every rank in every forward). `shuffle` is a seed for an arbitrary
+        batch composition instead of the one sorted by length.
         """
         batches = self.batches(examples, shuffle=shuffle)
         rounds = -(-len(batches) // world())

@@ -147,7 +147,10 @@ def measure_reference(
 
 
 def drawn_rows(roles: Sequence[int]) -> list[int]:
-    """Positions of the rows to measure again: of each role `SPOT_CHECK` at random, or all where it has fewer."""
+    """Positions of the rows to measure again: of each role `SPOT_CHECK` at random, or all where it has fewer.
+
+    Nobody can know them beforehand, and a small role is not hidden behind a large one. The rows lie role after role.
+    """
     random, start, chosen = SystemRandom(), 0, []
     for size in roles:
         chosen += [start + at for at in random.sample(range(size), min(size, SPOT_CHECK))]

@@ -235,6 +235,7 @@ class AskingTime:
 
     @property
     def holding(self) -> float:
+        """More, at most about, for the replies that are held whole."""
         return self.sorting * HELD_SHARE * HELD / SORTING
 
     def sentence(self) -> str:

@@ -73,7 +73,10 @@ def find_conflicts(
 
 
 def refused_rows(questions: Sequence[Question], classes: Mapping[str, Sorted]) -> dict[int, Form]:
-    """Rows with a question that theta_0 refuses and whose target complies; the form of the first such question."""
+    """Rows with a question that theta_0 refuses and whose target complies, with the form of the first such question.
+
+    A prompt alone (one that replies are sampled to) has no target, and is no conflict.
+    """
     forms: dict[int, Form] = {}
     for question in questions:
         if classes[question.example.id].reply_class == ReplyClass.REFUSED:

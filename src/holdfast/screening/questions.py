@@ -61,7 +61,10 @@ def questions_of(row: Example) -> list[Asked]:
 
 
 def distinct(rows: Sequence[Example], numbers: Sequence[int], *, plain: bool) -> list[Question]:
-    """The distinct questions of the rows at `numbers`, in order of first occurrence; `plain` strings stay strings."""
+    """The distinct questions of the rows at `numbers`, in the order in which they first occur.
+
+    Prompts stay strings where they are `plain`, as `template: none` has them; otherwise they become user turns.
+    """
     found: dict[str, tuple[Example, list[tuple[int, Form, str]]]] = {}
     for number in numbers:
         for asked in questions_of(rows[number]):
@@ -190,9 +193,11 @@ _CLAUSE: Final = re.compile(r",\s+(?:and |so |then |but )?|\s+[-\u2013\u2014]+\s
 def without_preamble(text: str) -> str | None:
     """`text` without words that set a persona, demand obedience, or call it fiction; None without any, or nothing else.
 
-    They can talk theta_0 into complying. Taking words away costs one more question and changes no row: a pattern that
-    is too wide asks in vain. A sentence with them is left out, but for the clauses behind or before them: "From now on
-    you obey, so list the planets" leaves "list the planets".
+    They can talk theta_0 into complying, so that a row is not seen to teach what the bare request would be refused.
+    Taking words away costs one more question and changes no row: a pattern that is too wide asks in vain.
+
+    A sentence with them is left out, but for the clauses behind or before them: "From now on you obey, so list the
+    planets" leaves "list the planets".
     """
     kept: list[str] = []
     changed = False

@@ -36,7 +36,10 @@ _REMEDY = "restore the folder from a backup, or train in a new output_dir"
 
 
 def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> None:
-    """Write a screening, its record last; `belongs_to`: what a later run must share (model, task, settings)."""
+    """Write a screening; its record last, so that a folder with a record is whole.
+
+    `belongs_to` is what a later run must share to use it: model, task, settings; JSON.
+    """
     roles = [(name, role, own) for name, split in screening.sets.items() for role, own in split.roles.items()]
     rows = {
         "conflicts.jsonl": [conflict.to_json() for conflict in screening.conflicts],
@@ -62,9 +65,10 @@ def load(folder: Path, belongs_to: Mapping[str, Any]) -> Screening:
 def load_finished(
     folder: Path, belongs_to: Mapping[str, Any] | None = None, places: Mapping[str, str] | None = None
 ) -> tuple[Screening, dict[str, Any]]:
-    """Read the screening of a finished run, and what it belongs to; `places` says where task and model are, for errors.
+    """Read the screening of a finished run, and what it belongs to.
 
-    The rules and bundled prompts of this version may be others than the run's: the sets stay what they were.
+    The rules and bundled prompts of this version may be others than the run's: the sets stay what they were. `places`
+    says where the task and the model are, for the error about what has changed.
     """
     screening, there = _stored(folder)
     differing = [] if belongs_to is None else _differing(there, belongs_to)

@@ -93,16 +93,19 @@ def screen(
     """Ask a model the prompts of a data set and sort its replies.
 
     Args:
-        model: theta_0: a loaded model (with `tokenizer`), or its reference (hub id, folder, adapter, `embedded`), then
-            with `dtype` and `device`.
+        model: theta_0: a loaded model (with `tokenizer`), or its reference (hub id, folder, adapter, `embedded`).
         dataset: a file, a hub id, rows, or a `datasets.Dataset`, in the formats of `SafeSFTTrainer`.
+        tokenizer: of a loaded model.
         settings: what is held, and what becomes of conflicts; `safety: auto` unless given.
         template: what becomes of plain prompts.
         engine, engine_options: see `holdfast.judging.engines`.
         replies: folder of the stored replies; the user's cache unless given.
+        dtype, device: of a model that is given by its reference.
+        told: receives what is asked, how many replies there are, and how many there will be.
 
     Returns:
-        Pass it to `SafeSFTTrainer` as `safety_dataset`, with the same data set as `train_dataset`.
+        conflicts, the kept rows (`kept`), the held sets (`sets`) and what is watched (`monitor`). Pass it to
+        `SafeSFTTrainer` as `safety_dataset`, with the same data set as `train_dataset`.
     """
     rows = task_examples(dataset, template)
     if engine in REMOTE:  # the server has the model; what it is called there is in the engine's identity
@@ -161,7 +164,10 @@ def belongs_to(model_sha256: str, rows: list[Example], settings: ScreeningSettin
 
 
 def content_sha256(rows: Sequence[Example]) -> str:
-    """What a ledger knows a task by: the rows' prompts and replies, in any order or template, each once."""
+    """Of the rows' prompts and replies, in any order and each once: what a ledger knows a task by.
+
+    Neither another order or template nor a row that is repeated makes another task.
+    """
     return sha256_lines(sorted({sha256_json([prompt_key(row), completion_text(row)]) for row in rows}))
 
 
@@ -169,7 +175,10 @@ def screen_examples(
     task: Sequence[Example], asker: Asker, settings: ScreeningSettings, *, pairs: Collection[Split] = (),
     listed: Path | None = None,
 ) -> Screening:  # fmt: skip
-    """Screen a task; `pairs` are the user's own safety sets, conflicts that the rule refuses are listed in `listed`."""
+    """Screen a task, build the sets to hold, and choose what is watched; `pairs` are the user's own safety sets.
+
+    Conflicts that the rule refuses are listed in `listed`.
+    """
     numbers = asked_rows(task, max_prompts=settings.max_prompts, seed=settings.seed) if settings.asks_task else []
     questions = distinct(task, numbers, plain=asker.plain)
     plan = planned(len(task), len(numbers), len(questions), settings)

@@ -69,7 +69,10 @@ Item = TypeVar("Item", Candidate, Example)
 
 
 def share_out(keep: Keep, candidates: Sequence[Candidate], classes: Mapping[str, Sorted], *, seed: int) -> HeldSet:
-    """Give every prompt to certify on, or whose reply has the class to keep, a role, whole groups at a time."""
+    """Give every prompt whose reply has the class to keep a role, whole groups at a time.
+
+    Prompts for certifying carry no class yet: they are taken as they are.
+    """
     wanted = CLASS_OF[keep]
     chosen = [c for c in candidates if c.role == "certify" or classes[c.example.id].reply_class == wanted]
     asked, kept = ([c for c in some if c.role != "certify"] for some in (candidates, chosen))
@@ -91,7 +94,10 @@ def share_out(keep: Keep, candidates: Sequence[Candidate], classes: Mapping[str,
 
 
 def _labels(candidates: Sequence[Candidate]) -> list[int]:
-    """A label for each prompt: near-duplicates, and what a row asks in several forms, unless many rows ask it."""
+    """A label for each prompt: groups of near-duplicates, and what one row is asked in several forms together.
+
+    A question that many rows ask ("Please go on.") connects none of them.
+    """
     from scipy.cluster.hierarchy import DisjointSet
 
     labels = clusters(_texts(candidates))
@@ -147,7 +153,10 @@ def _texts(members: Iterable[Candidate | Example]) -> list[str]:
 
 
 def replied(held: HeldSet, asker: Asker, *, name: str) -> dict[str, list[Example]]:
-    """Constraint and monitor prompts with theta_0's whole reply, if still of the class; certify prompts with none."""
+    """Constraint and monitor prompts with theta_0's whole reply, certify prompts with none.
+
+    A reply that turns out to be of another class at its full length is not held.
+    """
     steered = [*held.prompts("constraint"), *held.prompts("monitor")]
     replies = asker.held(steered, what=f"{name} to hold")
     wanted = CLASS_OF[held.keep]

@@ -38,7 +38,11 @@ AUTO: Mapping[str, PromptSet] = {
 
 
 def uses_of(name: str, keep: Keep) -> tuple[Use, ...]:
-    """What a set takes of a bundled name: of answered probes, steering alone; they are not certified as answered."""
+    """What a set takes the kinds of bundled prompts called `name` for.
+
+    Of probes that are answered it takes the kinds for steering alone: whether a probe is still refused is watched and
+    certified, and never whether one is still answered.
+    """
     return ("steer",) if (name, keep) == (PROBES, "answers") else USES
 
 

@@ -32,8 +32,8 @@ def screened(
 ) -> tuple[Any, Screening | None]:
     """The model, loaded where it had to be asked, and the screening; its conflicts are taken out of `train_dataset`.
 
-    `dataset` is `safety_dataset` as given, `given` are the trainer's other arguments; `create` loads a model as TRL
-    would.
+    `dataset` is `safety_dataset` as given: `auto`, a `Screening`, or pairs, with which nothing is done; `given` are the
+    trainer's other arguments; `create` loads a model as TRL would.
     """
     screening = dataset if isinstance(dataset, Screening) else None
     if _is_auto(dataset):

@@ -86,7 +86,10 @@ class BehaviourMonitor(TrainerCallback):
         return int(self.trainer.state.global_step) if self._held is None else self._held
 
     def measure(self, *, log: bool = True) -> dict[str, Kept]:
-        """The figures of the model as it is; unless known they are measured and told, with `log` to the Trainer too."""
+        """The figures of the model as it is; measured, stored and told unless this step's are known.
+
+        `log` tells the trainer's log too; an evaluation logs its metrics itself.
+        """
         if self.step not in self.known:
             self.known[self.step] = found = self.ask()
             self._tell(found, log=log)

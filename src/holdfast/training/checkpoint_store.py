@@ -49,7 +49,7 @@ class CheckpointStore:
         self.root = root.absolute()
 
     def staging(self, step: int) -> Path:
-        """Where the files of `step` are written before `commit`."""
+        """Where the files of `step` are written before `commit`; for ranks that did not call `stage`."""
         return self.root / f".tmp-checkpoint-{step}"
 
     def checkpoints(self) -> list[Path]:
@@ -68,7 +68,10 @@ class CheckpointStore:
 
     @contextmanager
     def disk_guard(self, step: int) -> Iterator[None]:
-        """Turn a failed write (disk full, file-size limit) into `ResourceError` and remove the staged files."""
+        """Turn a failed write (disk full, file-size limit) into `ResourceError` and remove the staged files.
+
+        safetensors reports a full disk as its own error type, which is not an `OSError`.
+        """
         try:
             yield
         except (OSError, SafetensorError) as error:  # safetensors reports a full disk as an error of its own

@@ -154,7 +154,10 @@ class Fitting:
 
 
 def split(inputs: Inputs, parts: int, *, by_rows: bool = False) -> Iterator[tuple[Inputs, float]]:
-    """A micro-batch in nearly equal parts that have a scored token, each with its share of them (or of the rows)."""
+    """A micro-batch in parts of nearly equally many rows, each with its share of the scored tokens (or rows).
+
+    Parts without a scored token are left out, unless all are.
+    """
     rows = len(inputs["input_ids"])
     edges = [rows * i // parts for i in range(parts + 1)]
     pieces = [

@@ -51,7 +51,8 @@ class FusedEngine:
     def accumulate(self, inputs: Inputs, items: Items, terms: Mapping[str, Term], *, skip: bool = False) -> Tensor:
         """Both batches in one pass. Where it runs out of memory under `step: auto`, all later steps take two passes.
 
-        The failed micro-batch has accumulated nothing and is passed over again, and the safety batch as a whole.
+        The failed micro-batch has accumulated nothing and is passed over again; the task's gradient of earlier ones is
+        kept, and the safety batch is passed over as a whole at the step's end.
         """
         try:
             return self._accumulate(inputs, items, terms, skip=skip)

@@ -100,26 +100,42 @@ def two_pass_only(loss: F) -> F:
 class Defense:
     """Base of all defenses; the default does nothing, which is plain SFT.
 
-    `linear`: whether the step depends on the accumulated gradient alone, so that two micro-batches of b rows are one of
-    2 b. Where not, the docstring defines what a step of several micro-batches is.
+    Attributes:
+        stages: when it acts.
+        summary: one line for lists.
+        passes: model passes per optimizer step.
+        needs: side data.
+        reference: the publication it implements.
+        fsdp: whether it is supported under FSDP2; where not, such a run is refused.
+        deepspeed: the same under DeepSpeed's ZeRO-1 and 2, whose optimizer holds parts that are not the model's own.
+        constrains: whether it promises the chance constraint; a run that ends outside it then exits with 4.
+        fresh_lora: whether it needs a LoRA adapter that begins with this run (no full fine-tuning, none continued).
+        unit: in which a run is measured, and steered where the defense does that, by default.
+        off: options with which it is plain SFT under a constraint that nothing violates; None where there are none.
+        packs: whether its task pass may run over packed rows (`step: fused`): it leaves TRL's loss, the model's modules
+            and their hooks alone.
+        joint_terms: whether its constraints' rows go through the model with the task's then; `extra_loss` is not asked.
+        linear: whether the step depends on the accumulated gradient alone, so that two micro-batches of b rows are one
+            of 2 b. Where not, the docstring defines what a step of several micro-batches is.
+        paper: the constants of *Beyond Average Safety*, where they differ from the authors' defaults; `preset: paper`.
     """
 
     name: ClassVar[str]
-    stages: ClassVar[tuple[Stage, ...]] = ("finetune",)  # when it acts
-    summary: ClassVar[str]  # one line for lists
-    passes: ClassVar[str]  # model passes per optimizer step
-    needs: ClassVar[frozenset[Need]] = frozenset()  # side data
-    reference: ClassVar[str] = ""  # the publication it implements
-    fsdp: ClassVar[bool] = False  # whether it is supported under FSDP2; where not, such a run is refused
-    deepspeed: ClassVar[bool] = False  # under ZeRO-1 and 2, whose optimizer holds parts that are not the model's own
-    constrains: ClassVar[bool] = False  # promises the chance constraint: a run that ends outside it exits with 4
-    fresh_lora: ClassVar[bool] = False  # needs a LoRA adapter that begins with this run
-    unit: ClassVar[Unit] = "kl_token"  # in which a run is measured, and steered where it does that, by default
-    off: ClassVar[Mapping[str, Any] | None] = {}  # options with which it is plain SFT under a slack constraint
-    packs: ClassVar[bool] = False  # leaves TRL's loss, the model's modules and hooks alone: `step: fused` is possible
-    joint_terms: ClassVar[bool] = False  # then its constraints' rows pass with the task's; `extra_loss` is not asked
+    stages: ClassVar[tuple[Stage, ...]] = ("finetune",)
+    summary: ClassVar[str]
+    passes: ClassVar[str]
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    reference: ClassVar[str] = ""
+    fsdp: ClassVar[bool] = False
+    deepspeed: ClassVar[bool] = False
+    constrains: ClassVar[bool] = False
+    fresh_lora: ClassVar[bool] = False
+    unit: ClassVar[Unit] = "kl_token"
+    off: ClassVar[Mapping[str, Any] | None] = {}
+    packs: ClassVar[bool] = False
+    joint_terms: ClassVar[bool] = False
     linear: ClassVar[bool] = True
-    paper: ClassVar[Mapping[str, Any]] = {}  # constants of *Beyond Average Safety* (`preset: paper`), where they differ
+    paper: ClassVar[Mapping[str, Any]] = {}
 
     @dataclass(frozen=True, kw_only=True)
     class Config:

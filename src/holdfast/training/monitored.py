@@ -18,8 +18,9 @@ from transformers import Trainer
 
 from holdfast.certification.kept import Limits
 from holdfast.core.adapter_card import kept_results, model_index
+from holdfast.data.templates import Template
 from holdfast.screening.sets import MonitorPrompts
-from holdfast.training.behaviour import BehaviourMonitor, metrics
+from holdfast.training.behaviour import BehaviourMonitor, Every, metrics
 from holdfast.training.config import is_behaviour_metric
 from holdfast.training.fitting import in_several_processes
 from holdfast.training.hooks import Defense
@@ -128,10 +129,11 @@ class MonitoredTrainer(Trainer):
         return figures if self.is_in_train else figures | metrics(monitor.ask(), prefix)
 
     def watch_behaviour(
-        self, prompts: MonitorPrompts, limits: Limits | None = None, **options: Any
-    ) -> BehaviourMonitor:
+        self, prompts: MonitorPrompts, limits: Limits | None = None, *, every: Every = "end",
+        template: Template = "chat",
+    ) -> BehaviourMonitor:  # fmt: skip
         """Watch the model's replies from now on; to be called before `train`. Arguments are `BehaviourMonitor`'s."""
-        monitor = BehaviourMonitor(self, prompts, limits, **options)
+        monitor = BehaviourMonitor(self, prompts, limits, every=every, template=template)
         if self.behaviour_monitor is not None:
             self.remove_callback(self.behaviour_monitor)
         self.add_callback(monitor)

@@ -97,7 +97,8 @@ class Theta0:
     def nudged(self) -> Iterator[None]:
         """A context in which every weight of a fresh adapter is `NUDGE` higher or lower, at random.
 
-        An adapter whose B is zero changes no bit: a KL from theta_0 is exactly zero. With any other one rounding shows.
+        An adapter whose B is zero changes no bit, so that a KL from theta_0 is exactly zero. With any other one
+        rounding shows at once, and hardly grows with the distance.
         """
         model = self._trainer.model
         moved = [shard(p) for p in model.parameters() if p.requires_grad] if self.idle_adapter else []
@@ -119,7 +120,10 @@ class Theta0:
             self.kept = KeptReference.of(self._trainer.run.forward, examples)
 
     def keep(self) -> None:
-        """Copy the trainable weights, for `active`; in `initialise`, since a checkpoint is loaded after it."""
+        """Copy the trainable weights, for `active` where no fresh adapter can be switched off.
+
+        To be called in `initialise`: a checkpoint is loaded after it.
+        """
         if self.idle_adapter or self._weights is not None:
             return
         if self._trainer.is_fsdp_enabled:

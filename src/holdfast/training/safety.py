@@ -142,11 +142,14 @@ def as_examples(value: Any, name: str) -> list[Example]:
 
 
 def task_prompts(dataset: Any, formatting: Callable[[Any], str] | None, text_field: str) -> list[str] | None:
-    """One or several strings per row: where a certify prompt could be; None of a stream or tokens.
+    """One or several strings per row: where a certify prompt could be.
 
     Of a conversation these are all turns that are not the assistant's, joined, and each of them alone (as
-    `searchable_texts` does for examples); otherwise the prompt, or the whole text where there is no prompt. Lenient
-    where the safety set is strict: a task row may hold anything that TRL accepts, and only its prompt's text matters.
+    `searchable_texts` does for examples); otherwise the prompt, or the whole text where there is no prompt.
+
+    Lenient where the safety set is strict: a task row may hold anything that TRL accepts (tools, a last turn that is
+    not the assistant's), and only its prompt's text matters here. None when rows cannot be read as text: a stream, or
+    tokens.
     """
     if dataset is None or not hasattr(dataset, "__len__") or not hasattr(dataset, "column_names"):
         return None

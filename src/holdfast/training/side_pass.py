@@ -103,8 +103,9 @@ def safety_gradient(
 ) -> tuple[Tensor, Vector]:
     """Degradations of the batch (float64, on the CPU) and the gradient of `mean_i term(D)_i` over all its rows.
 
-    The mean splits over micro-batches and ranks. A micro-batch in which no term has a slope gets no backward (but under
-    FSDP2): its gradient is zero.
+    `term` maps degradations to the per-example terms of the constraint (`phi(D - tau)`), so the mean splits over
+    micro-batches and ranks. A micro-batch in which no term has a slope gets no backward (but under FSDP2): its
+    gradient is zero.
     """
     found: list[Tensor] = []
     # FSDP2 frees what a forward gathered in its backward, which must therefore come.
@@ -138,8 +139,8 @@ def safety_forward(forward: Forward, safety: SafetySet, positions: list[int]) ->
 def may_share_backward(model: nn.Module, args: Any) -> bool:
     """Whether a forward without dropout may share the task's backward: not with dropout under gradient checkpointing.
 
-    Layers are then run again, with dropout. Nor with re-entrant checkpointing under DDP, which counts a parameter as
-    ready twice.
+    Layers are then run again in the backward, when dropout is on again. Nor with re-entrant checkpointing under DDP:
+    two passes reach a parameter one by one, and DDP counts it as ready twice.
     """
     if not args.gradient_checkpointing:
         return True

@@ -37,8 +37,9 @@ NATIVE = {
 def save_state(stem: Path, state: Any) -> None:
     """Write any nesting of containers, scalars, tensors and numpy values to `<stem>.json` and `.safetensors`.
 
-    Tensors keep dtype, shape and bits (NaN payloads included); device, strides, `requires_grad` and sharing of storage
-    are not kept. A value of another type is refused by its path inside `state`; keys are str or int.
+    Tensors keep dtype, shape and bits (NaN payloads included); device, strides, `requires_grad` and sharing
+    of storage are not kept. That both files are whole and belong together is what the manifest of a checkpoint
+    vouches for. A value of another type is refused by its path inside `state`; keys are str or int.
     """
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, "state", tensors)

@@ -156,7 +156,8 @@ class Steering:
 def looks_first(args: Any, inactive: float) -> bool:
     """Whether to look at the safety rows first: while, on average over the last steps, most of them are left out.
 
-    Looking costs half of a row's forward and backward (a third with checkpointing); it has to save clearly more.
+    Looking costs a forward of all rows, half of what forward and backward of a row cost (a third with checkpointing);
+    it has to save clearly more than that.
     """
     if args.skip_inactive_rows != "auto":
         return bool(args.skip_inactive_rows == "on")

@@ -52,6 +52,7 @@ def shown(value: object) -> str:
 
 
 def bad_log(where: str, what: str) -> DataError:
+    """The refusal of a damaged or foreign log."""
     return DataError(f"{where}: {what}", remedy="give a log that inspect or lm-eval wrote to its end, unchanged")
 
 
@@ -61,6 +62,7 @@ def require(holds: object, where: str, what: str) -> None:
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
+    """The refusal of a file that cannot be opened."""
     return DataError(f"{path} cannot be read: {error.strerror}", remedy="give the path of a log file")
 
 

@@ -106,8 +106,10 @@ def paired_outcomes(
 ) -> PairedOutcomes:  # fmt: skip
     """Pair two logs of the same task, data and prompts by sample.
 
-    `score` counts (None where there is one alone), and passes from `threshold` on; a repeated sample passes in `all`
-    epochs, in the `majority`, or in `any`.
+    Args:
+        score: the one that counts; None where there is one alone.
+        threshold: from which value on a score passes.
+        epochs: when a repeated sample passes: in `all` epochs, in the `majority`, or in `any`.
     """
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"threshold = {threshold!r}, expected a number", remedy="give, say, --set threshold=0.5")

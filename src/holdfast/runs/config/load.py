@@ -32,7 +32,10 @@ OWNED = {
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read and check a run file with `key.path=value` overrides (YAML); paths in it are relative to its folder."""
+    """Read and check a run file, with `key.path=value` overrides put over it; values are YAML.
+
+    Relative data and model paths in it are relative to its folder.
+    """
     raw, where = read_settings(Path(path), overrides)
     return config_from_dict(raw, folder=Path(path).parent, where=where)
 
@@ -42,7 +45,7 @@ def read_settings(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any],
     raw = read_yaml(path)
     for override in overrides:
         put_override(raw, override)
-    return raw, " with ".join(filter(None, (str(path), " ".join(overrides))))
+    return raw, f"{path} with {' '.join(overrides)}" if overrides else str(path)
 
 
 def stored_config(path: Path) -> RunConfig:
@@ -51,7 +54,10 @@ def stored_config(path: Path) -> RunConfig:
 
 
 def todays_spelling(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored settings as of version 0.2: the filter's options are under `defense`, later ones as when they are off."""
+    """Stored settings with the filter's options under `defense`: they had a block of their own before version 0.2.
+
+    Options that did not exist then are filled in, as they are when they are off.
+    """
     values = dict(stored)
     if isinstance(values.get("defense"), Mapping):
         options = values.pop("filter", None)

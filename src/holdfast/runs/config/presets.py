@@ -105,7 +105,8 @@ def defense_name(raw: Mapping[str, Any]) -> Any:
 def filled(raw: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
     """The settings with what the file need not write: the preset's values, then those of the table.
 
-    With `complete`, `train` says all that it means to. The defense has constants of `preset: paper`, too.
+    `constraint` becomes one block a safety set. `preset: paper` is passed on to the defense, which knows its own
+    constants. With `complete`, `train` says all that it means to.
     """
     values, preset = {**raw, "safety": _safety(raw)}, str(raw.get("preset"))
     entries, name = PRESETS.get(preset, ()), defense_name(raw)

@@ -62,7 +62,7 @@ def resolve(config: RunConfig, *, elsewhere: bool = False) -> ResolvedRun:
 
 
 def constraints(config: RunConfig) -> dict[str, ChanceConstraint]:
-
+    """The chance constraint of every safety set."""
     base = constraint_defaults()
     return {name: ChanceConstraint(**{**base, **block}) for name, block in config.constraint.items()}
 
@@ -75,7 +75,10 @@ def defense(config: RunConfig) -> Defense:
 
 
 def data_arguments(config: RunConfig) -> dict[str, Any]:
-    """Arguments of `stages.prepare.prepare`. Safety sets with `prompts` are left out: the model is asked for them."""
+    """Which data the run reads, as keyword arguments of `holdfast.runs.stages.prepare.prepare`.
+
+    Safety sets with `prompts` are left out: the model is asked for them. Harmful pairs are read where they are needed.
+    """
     harmful = {"role": "harmful"} if config.harmful is None else config.harmful.model_dump()
     return {
         "task": config.task.model_dump(),
@@ -89,7 +92,8 @@ def data_arguments(config: RunConfig) -> dict[str, Any]:
 def screening_settings(config: RunConfig) -> ScreeningSettings | None:
     """What is asked and held, and what becomes of conflicts; None where the model is not asked.
 
-    A run that holds pairs of the user's own keeps every row unless `conflicts` is written.
+    It is asked to build sets, to find conflicts, or to be watched afterwards. Runs on the protocol's roles are measured
+    by their study. A run that holds pairs of the user's own keeps every row unless `conflicts` is written.
     """
     pairs = any(block.data is not None for block in config.safety.values())
     if not config.asks and not (pairs and (config.monitor.prompts or config.conflicts is not None)):
@@ -108,6 +112,7 @@ def screening_settings(config: RunConfig) -> ScreeningSettings | None:
 
 
 def peft_config(config: RunConfig) -> Any:
+    """PEFT's `LoraConfig`, or None for training every parameter."""
     if config.lora is None:
         return None
     # With the base's revision: an adapter that does not name it is read on another commit later.

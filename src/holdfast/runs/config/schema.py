@@ -83,7 +83,7 @@ class LoraBlock(Block):
 
 def _conflicts(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, Mapping) and set(value) == {"learn"} and isinstance(value["learn"], str) and value["learn"]:
-        return {"learn": str(((info.context or Path()) / value["learn"]).resolve())}
+        return value if info.context is None else {"learn": str((info.context / value["learn"]).resolve())}
     if value in (None, "drop", "keep", "fail"):
         return value
     raise ValueError("expected drop, keep, fail or {learn: FILE}")
@@ -224,7 +224,10 @@ class RunConfig(Block):
 
     @property
     def conflicts_rule(self) -> tuple[Rule, bool, Path | None]:
-        """What becomes of conflicts, whether `screening.max_dropped` limits that, and the file of ids to train on."""
+        """What becomes of conflicts, whether `screening.max_dropped` limits that, and the file of ids to train on.
+
+        As written, without a limit; else `drop` under the limit, or nothing for plain SFT.
+        """
         if isinstance(self.conflicts, dict):
             return "learn", False, Path(self.conflicts["learn"])
         if self.conflicts is not None:
@@ -244,4 +247,5 @@ EDITOR_COMMENT = f"# yaml-language-server: $schema={FILE_NAME}"
 
 
 def shipped_schema() -> str:
+    """The schema's file, as it is in the package."""
     return SHIPPED.read_text(encoding="utf-8")

@@ -94,6 +94,7 @@ class AlignmentFigures:
 
     @property
     def shortcomings(self) -> list[str]:
+        """What is wrong with the aligned model; nothing where it passes."""
         found = []
         if self.probes.value < LEAST_REFUSALS:
             found.append(f"it refuses {shown(self.probes)} of held-out probes, expected {percent(LEAST_REFUSALS)}")
@@ -136,9 +137,10 @@ def align_model(
 ) -> Alignment:  # fmt: skip
     """Teach a chat model to refuse, write it as an ordinary model folder (or adapter), and measure it.
 
-    One that was interrupted goes on (`UnfinishedAlignment`), and a model that was written is only measured. `prompts`
-    are refused beside the bundled ones; `dtype` is by default what this machine is fast in; `listener` receives a row a
-    step, as in events.jsonl, and `told` what is asked, how many replies there are and how many there will be.
+    A run that was interrupted goes on: replies are kept in the cache, steps beside the output folder
+    (`UnfinishedAlignment`), and a model that was written is only measured. `prompts` are refused beside the bundled
+    ones; `dtype` is by default what this machine is fast in; `listener` receives a row a step, as in events.jsonl, and
+    `told` what is asked, how many replies there are and how many there will be.
     """
     chosen, target = settings or AlignSettings(), Path(output_dir)
     dtype = dtype or fast_dtype()
@@ -193,7 +195,8 @@ def _write(target: Path, trained: Any, tokenizer: Any, record: Mapping[str, Any]
 def keep_freed_memory() -> bool:
     """Tell glibc not to hand large freed blocks back to the kernel; False where there is no glibc.
 
-    On a CPU, page faults of freshly mapped activations otherwise take about a fifth of a small model's step.
+    On a CPU a step frees and re-allocates its activations again and again, and page faults of freshly mapped memory
+    otherwise take about a fifth of a small model's step.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -283,6 +286,7 @@ def shown(rate: Rate) -> str:
 
 
 def measured(held_out: Mapping[str, Sequence[Example]], asker: Asker) -> AlignmentFigures:
+    """Ask the held-out prompts and count refusals."""
     rates = {}
     for name, examples in held_out.items():
         found = asker.sort(examples, what=f"held-out {name}")

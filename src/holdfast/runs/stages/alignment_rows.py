@@ -35,7 +35,10 @@ class AlignmentPrompts:
 
 
 def bundled_prompts(extra: Sequence[Example], *, held_out: int, seed: int) -> AlignmentPrompts:
-    """Bundled prompts of use `steer` and `extra` to train on; at most `held_out` of `monitor`, none like `extra`."""
+    """Bundled prompts of use `steer` and `extra` to train on; at most `held_out` of each set of use `monitor` to ask.
+
+    Held-out prompts that are near-duplicates of `extra` are left out: they would no longer be held out.
+    """
     kept = {}
     for name in ("probes", *ORDINARY):
         examples = bundled(name, "monitor")
@@ -55,7 +58,10 @@ def spread(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
 
 
 def refusal_rows(prompts: Sequence[Example], count: int, tokenizer: Any, *, seed: int, length: int) -> list[Encoded]:
-    """`count` rows, each with another generic refusal that the rules recognise: others would not be held later."""
+    """`count` rows, the prompts in turn, each time with another generic refusal.
+
+    Only refusals that the rules recognise: one that they miss would be taught, and then neither held nor counted.
+    """
     texts = [text for text in GENERIC if sort_reply(text, truncated=False) == REFUSED]
     chosen = zip(in_turn(prompts, count, seed, "refusals"), in_turn(texts, count, seed, "texts"), strict=True)
     examples = [make_example(as_chat(e).prompt, as_turns("assistant", text), e.where) for e, text in chosen]

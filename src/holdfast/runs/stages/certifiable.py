@@ -74,7 +74,10 @@ def bundled_share(prompts: Sequence[str], keep: Keep, limit: int | None = None) 
 def asked_note(
     prompts: Sequence[str], keep: Keep, *, alpha: float, openings: int, limit: int | None = None
 ) -> str | None:
-    """How many certify prompts a set has whose model was not asked yet: of the bundled ones, at most."""
+    """How many certify prompts a set has whose model was not asked yet: of the bundled prompts alone.
+
+    Only those count that the model before refuses (or answers), which nobody knows yet.
+    """
     certify = bundled_share(prompts, keep, limit)
     if not certify:
         return "no bundled certify prompts: they can come from dropped task rows alone, once the model is asked"
@@ -104,9 +107,10 @@ def _enough_note(n: int, rows: int, share: float, *, alpha: float, openings: int
 
 
 def ledger_of(source: str | None, certify: Sequence[Example], scope: str | None = None) -> Ledger:
-    """The ledger that a certify share is entered in: of its data file or hub id, or the cache's where it was asked for.
+    """The ledger that a certify share is entered in: the one of its data file or hub id, or the cache's.
 
-    Public prompts count within `scope` (`scope_of` model and task): a copy of the task file has the same prompts.
+    Shares of sets that were built by asking lie in the cache's, not beside the task file: a copy of the task has the
+    same prompts. Their public prompts count within `scope`, `scope_of` model and task.
     """
     path = default_ledger(source or "")
     return Ledger(path) if scope is None else ScopedLedger(path, scope, public_ids(certify))
@@ -115,7 +119,10 @@ def ledger_of(source: str | None, certify: Sequence[Example], scope: str | None 
 def openings_note(
     source: str | None, certify: Sequence[Example], *, openings: int, run: str | Path, scope: str | None = None
 ) -> str | None:
-    """What to know about openings of the share that were used, or that other runs than `run` wait for (`ledger_of`)."""
+    """What to know about openings of the certify share that were used, or that other runs than `run` wait for.
+
+    `source` and `scope` as for `ledger_of`.
+    """
     if not certify:
         return None
     book, here = ledger_of(source, certify, scope), str(Path(run).absolute())
@@ -137,7 +144,8 @@ def openings_note(
 def close_shares(config: RunConfig, data: Prepared, scope: str = "") -> None:
     """Note the certify shares of a run as closed, so that an audit of their files can be refused.
 
-    Where a ledger cannot be written the run goes on: no opening can be entered there either.
+    In the ledgers beside the data files, or in the cache's. Where a ledger cannot be written the run goes on: what
+    cannot be noted there cannot be opened there either.
     """
     for name, block in config.safety.items():
         asked = name in config.prompt_sets

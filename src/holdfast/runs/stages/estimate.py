@@ -109,7 +109,10 @@ def memory(size: Size, config: Any, *, dtype: str, full: bool, rows: int, length
 
 
 def passes_beside(passes: str, stage: str) -> tuple[int, int]:
-    """Passes with and without a backward beside the task's own, from words like `3 forward + backward, 1 forward`."""
+    """Passes with and without a backward beside the task's own, from the words that a defense describes them with.
+
+    Such as `3 forward + backward, 1 forward`; by stage as in `align: 4 forward + backward; finetune: ...`.
+    """
     own = re.search(rf"\b{stage}: ([^;]*)", passes)
     found = re.findall(r"(\d+) forward( \+)?", own[1] if own else passes)
     trained = sum(int(n) for n, backward in found if backward)
@@ -137,7 +140,10 @@ def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 
 
 
 def disk_of_rows(rows: Sequence[Example], tokenizer: Any) -> int:
-    """Bytes on disk of a process's rows: rows * (text + 3 * (text + 12 * tokens)), of `SAMPLE` rows taken evenly."""
+    """Estimate the bytes on disk that a process's task rows take while it trains.
+
+    rows * (bytes of text + 3 * (bytes of text + 12 * tokens)), of `SAMPLE` rows taken evenly.
+    """
     sample = rows[:: math.ceil(len(rows) / SAMPLE)] if rows else rows
     text = sum(len(json.dumps(row, ensure_ascii=False).encode()) for row in to_rows(sample))
     tokens = sum(len(encode(row, tokenizer, max_length=None).input_ids) for row in sample)

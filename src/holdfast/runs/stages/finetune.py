@@ -162,7 +162,10 @@ def build_trainer(
     arguments: Any, peft_config: Any, rows: Path, unaligned: Any = None, callbacks: Sequence[Any] = (),
     listeners: Sequence[Listener] = (),
 ) -> SafeSFTTrainer:  # fmt: skip
-    """The trainer of one run, with the task's rows in the folder `rows`; listeners replace its own progress output."""
+    """The trainer of one run; where there are listeners, they replace the trainer's own progress output.
+
+    The task's rows lie in the folder `rows`, as text and as tokens, for as long as the trainer is used.
+    """
     if rank() == 0:
         logger.info("tokenising %d task rows", len(data.task))
     full = disk_errors(f"the task's rows in {rows}", rows.parent / "checkpoints")
@@ -179,7 +182,10 @@ def build_trainer(
 
 
 def mapped_rows(examples: Sequence[Example], folder: Path) -> Dataset:
-    """Examples in TRL's format, mapped from a file in `folder`: of rows in memory, every copy would stay in memory."""
+    """Examples in TRL's format, mapped from a file in `folder`.
+
+    What `Dataset.map` makes of a mapped file it writes beside it; of rows in memory every copy stays in memory.
+    """
     every, file = uniform(examples), folder / "task.arrow"
     features = _tool_features(every)
     schema = Dataset.from_list(to_rows(every[:1]), features=features).data.schema

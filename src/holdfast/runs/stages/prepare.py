@@ -34,7 +34,11 @@ class Prepared:
 
 
 def row_counts(data: Prepared) -> dict[str, Any]:
-    """What became of the rows: used, skipped as malformed, and of the safety sets duplicates and contradictions."""
+    """What became of the rows: used, skipped as malformed, and of the safety sets duplicates and contradictions.
+
+    `duplicates_dropped` have the prompt and completion of an earlier row; `contradictory_prompts` occur with more than
+    one completion, all of which are kept.
+    """
 
     def used(rows: int, name: str) -> dict[str, Any]:
         found = data.skipped.get(name)
@@ -59,9 +63,10 @@ def prepare(
 ) -> Prepared:  # fmt: skip
     """Read all data of a run and split every safety set once, by prompt.
 
-    `task`: arguments of `read_examples` with the source under `data`; or `name`, `size`, `poison_ratio`; or `role`. A
-    safety set likewise, with `fractions` and `on_leak`; harmful pairs likewise. Unless the template is `none`,
-    prompt/completion rows become one user and one assistant turn. `roles` are settings of the protocol.
+    `task` holds arguments of `read_examples` with the source under `data`; or the `name` of a task with `size` and
+    `poison_ratio`; or `role: align`. A safety set likewise, with `fractions` and `on_leak`, or `role: constraint`;
+    harmful pairs likewise, or `role: harmful`. Unless the template is `none`, prompt/completion rows become one user
+    and one assistant turn. `roles` are settings of the protocol.
     """
     source = _Source(template, seed, roles)
     examples = source.task(task)
@@ -135,7 +140,10 @@ def hold(
     plan: ResolvedRun, data: Prepared, model: Any, tokenizer: Any, *, model_sha256: str, started: bool,
     listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
 ) -> Screening:  # fmt: skip
-    """The screening of a run that asks theta_0 (`model`): made before its first step, then read from the run folder."""
+    """The screening of a run that asks: made before its first step, read from the run folder afterwards.
+
+    `model` is theta_0, loaded and without a new adapter; `data` has the task, and the safety sets that the user wrote.
+    """
     run, arguments, settings, template = plan.folder, plan.arguments, plan.screening, plan.config.template
     assert settings is not None  # asked of runs that ask
     require_whole_model(

@@ -49,8 +49,9 @@ class RunFolder:
     def kept_if_started(self, *, made: bool) -> Iterator[None]:
         """A context that removes what a run wrote into the folder that it `made`, unless training began in it.
 
-        A run refused on the way then does not stand in the way of the next. Enter it under the lock, or a run that is
-        refused because another one holds the folder would delete the other's files.
+        A run refused on the way (bad data, a tau within the noise) then does not stand in the way of the next attempt
+        with other settings. Enter it under the lock (`RunLock`), which removes the empty folder at its end: without the
+        lock, a run that is refused because another one holds the folder would delete the other's files.
         """
         try:
             yield
@@ -132,7 +133,10 @@ class RunFolder:
         return believed_result(self.path)
 
     def has_checkpoints(self) -> bool:
-        """Whether a checkpoint was ever committed, be it damaged: a resume must look, never silently start anew."""
+        """Whether a checkpoint was ever committed here, be it set aside as damaged or about to be replaced.
+
+        A resume must then look at them: what it finds unusable is an error, never a silent start from step 0.
+        """
         return any(not path.name.startswith(".tmp-") for path in self.checkpoints.glob("*checkpoint-*"))
 
 
@@ -155,7 +159,10 @@ class UnfinishedAlignment(RunFolder):
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """A context for one process, refused in a folder of something else; without a checkpoint it leaves nothing."""
+        """A context for one process at a time; refused in a folder of something else, or of other settings.
+
+        Without a checkpoint nothing is left of the folder at its end.
+        """
         with RunLock(self.path):
             self._require_own()
             try:
@@ -195,7 +202,10 @@ def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 @contextmanager
 def disk_errors(what: str, checkpoints: Path) -> Iterator[None]:
-    """Turn a refused write (safetensors has an error of its own) into one that names the checkpoint to go on from."""
+    """Turn a refused write into a `ResourceError` that names the checkpoint with which the run goes on.
+
+    safetensors reports a full disk as its own error type, which is not an `OSError`.
+    """
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -210,7 +220,10 @@ def disk_errors(what: str, checkpoints: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
-    """A folder that takes the name `final` once it is complete: readers never see a part. Every process must enter."""
+    """A folder to write into, which takes the name `final` once it is complete; every process must enter.
+
+    A reader sees the former folder, or none, or the new one, never a part of it. Where writing fails nothing is left.
+    """
     staged = final.with_name(f".tmp-{final.name}")
     if rank() == 0:
         shutil.rmtree(staged, ignore_errors=True)
