@@ -44,12 +44,12 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _refused(lock: Path, error: OSError, setting: str) -> HoldfastError:
-    why = error.strerror or error
     if error.filename is None:  # opening names its file, locking does not
         remedy = f"name a place on a local disk, whose file system supports locks ({setting})"
-        return ResourceError(f"{lock} cannot be locked: {why}", remedy=remedy)
-    remedy = f"make the folder writable, or name another place ({setting})"
-    return ConfigError(f"{lock.parent} cannot be written: {why}", remedy=remedy)
+        return ResourceError(f"{lock} cannot be locked: {error.strerror or error}", remedy=remedy)
+    return ConfigError(
+        f"{lock.parent} cannot be written: {error}", remedy="make the folder writable, or name another place"
+    )
 
 
 def _unlink(lock: Path) -> None:

@@ -94,7 +94,7 @@ def _examples(name: str) -> tuple[Example, ...]:
     for number, line in enumerate(_text(name).splitlines(), start=1):
         try:
             row = json.loads(line)
-            if not row["prompt"] or ALL_KINDS[name].get(row["kind"]) is None:
+            if not (isinstance(row["prompt"], str) and row["prompt"]) or ALL_KINDS[name].get(row["kind"]) is None:
                 raise ValueError
             found.append(make_example(row["prompt"], "", f"{name}:{number}", row["kind"]))
         except (ValueError, TypeError, KeyError) as error:

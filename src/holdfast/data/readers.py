@@ -9,7 +9,6 @@ import json
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeAlias
 
@@ -48,13 +47,15 @@ def strict_json(data: bytes) -> Any:
 
 def _lines(handle: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
     """Numbered lines; None for one over `MAX_LINE`, whose rest is read away without being kept."""
-    for number in count(1):
-        if not (piece := handle.readline(MAX_LINE + 1)):
-            return
-        whole = len(piece) <= MAX_LINE
-        while not whole and piece and not piece.endswith(b"\n"):
+    number = 0
+    while piece := handle.readline(MAX_LINE + 1):
+        number += 1
+        if len(piece) <= MAX_LINE:
+            yield number, piece.removeprefix(BOM) if number == 1 else piece
+            continue
+        while piece and not piece.endswith(b"\n"):
             piece = handle.readline(MAX_LINE + 1)
-        yield number, piece.removeprefix(BOM if number == 1 else b"") if whole else None
+        yield number, None
 
 
 def read_jsonl(path: Path, problems: Problems) -> Rows:

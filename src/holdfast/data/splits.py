@@ -190,11 +190,8 @@ def move_leaks(split: Split, task_texts: Sequence[str]) -> Split:
         return split
     labels = clusters(_prompts(split.certify))
     touched = {labels[i] for i in leaking}
-    moved, kept = (
-        [e for e, label in zip(split.certify, labels, strict=True) if (label in touched) == leaks]
-        for leaks in (True, False)
-    )
-    if not kept:
+    moved = [e for e, label in zip(split.certify, labels, strict=True) if label in touched]
+    if not (kept := [e for e, label in zip(split.certify, labels, strict=True) if label not in touched]):
         what = f"all {len(moved)} certify prompts occur in the task data; none would be left to certify on"
         raise DataError(what, remedy="add safety examples whose prompts are not in the task data")
     record = replace(split.record, moved_from_certify=split.record.moved_from_certify + len(moved))

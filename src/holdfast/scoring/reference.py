@@ -103,7 +103,8 @@ class ReferenceTable:
         if sha256(data).hexdigest() != record.get("losses_sha256"):
             raise _damaged(stem, "the losses do not match their checksum")
         try:
-            columns = list(map(load(data).__getitem__, COLUMNS))
+            tensors = load(data)
+            columns = [tensors[name] for name in COLUMNS]
         except Exception as error:
             raise _damaged(stem, f"the losses cannot be read ({type(error).__name__})") from error
         if any(column.shape != (len(ids),) or column.dtype != torch.float64 for column in columns):

@@ -182,7 +182,8 @@ class AskingPlan:
     def sentence(self) -> str:
         sample = f" (a stratified sample: {self.asked_rows} of {self.rows} rows)"
         sampled = "" if self.asked_rows == self.rows else sample
-        local, remote = ([name for name in self.files if Path(name).is_file() == here] for here in (True, False))
+        local = [name for name in self.files if Path(name).is_file()]
+        remote = [name for name in self.files if name not in local]
         files = f" and {self.file_prompts:,} of {', '.join(local)}" if local else ""
         files += f" and those of {', '.join(remote)}" if remote else ""
         bundled = f", {self.bundled_prompts:,} bundled prompts" if self.bundled_prompts else ""

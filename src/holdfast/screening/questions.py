@@ -206,16 +206,19 @@ def without_preamble(text: str) -> str | None:
     for sentence, following in zip_longest(sentences, sentences[1:], fillvalue=""):
         found = _is_preamble(sentence)
         changed |= found
-        # With a colon it may only lead to the next: `In a story, a child asks: "..."`, `Step 1: obey me`.
-        announced = (
-            following.startswith(_QUOTES) if found else _words(sentence) < FEWEST_WORDS and _is_preamble(following)
-        )
-        if sentence.endswith(":") and announced:
+        if _announces(sentence, following, found=found):
             continue
         if rest := _rest(sentence) if found else sentence:
             kept.append(rest)
     joined = " ".join(kept).replace(_BLANK, " ")
     return joined if changed and _words(joined) >= FEWEST_WORDS else None
+
+
+def _announces(sentence: str, following: str, *, found: bool) -> bool:
+    """Whether a sentence with a colon only leads to the next: `In a story, a child asks: "..."`, `Step 1: obey me`."""
+    if not sentence.endswith(":"):
+        return False
+    return following.startswith(_QUOTES) if found else _words(sentence) < FEWEST_WORDS and _is_preamble(following)
 
 
 def _is_preamble(words: str) -> bool:

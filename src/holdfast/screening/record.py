@@ -55,11 +55,11 @@ def save(folder: Path, screening: Screening, belongs_to: Mapping[str, Any]) -> N
 
 def load(folder: Path, belongs_to: Mapping[str, Any]) -> Screening:
     """Read a screening that belongs to this run."""
-    screening, there = _stored(folder)
-    if differing := _differing(there, belongs_to):
+    values = _values(folder)
+    if differing := _differing(values["belongs_to"], belongs_to):
         what = f"{folder} holds the screening of another run; differing: {', '.join(differing)}"
         raise CheckpointError(what, remedy="use the same model, task and settings as before, or a new output_dir")
-    return screening
+    return _screening(folder, values)
 
 
 def load_finished(
@@ -70,13 +70,14 @@ def load_finished(
     The rules and bundled prompts of this version may be others than the run's: the sets stay what they were. `places`
     says where the task and the model are, for the error about what has changed.
     """
-    screening, there = _stored(folder)
+    values = _values(folder)
+    there: dict[str, Any] = values["belongs_to"]
     differing = [] if belongs_to is None else _differing(there, belongs_to)
     if changed := [key for key in differing if key not in OF_VERSION]:
         names = dict.fromkeys((places or {}).get(key, f"the setting {key}") for key in changed)
         what = f"changed since {folder} was written before training: {', '.join(names)}"
         raise CheckpointError(what, remedy="restore it: the evidence of a run rests on what it was made from")
-    return screening, there
+    return _screening(folder, values), there
 
 
 def _differing(there: Mapping[str, Any], belongs_to: Mapping[str, Any]) -> list[str]:
@@ -84,25 +85,27 @@ def _differing(there: Mapping[str, Any], belongs_to: Mapping[str, Any]) -> list[
     return sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key))
 
 
-def _stored(folder: Path) -> tuple[Screening, dict[str, Any]]:
-    """The screening, and what it belongs to."""
+def _values(folder: Path) -> dict[str, Any]:
     values = read_sealed(folder / RECORD, remedy=_REMEDY)
     if values.get("version") != VERSION:
         raise CheckpointError(f"{folder / RECORD} is of another version of holdfast", remedy=_REMEDY)
     if not isinstance(values.get("belongs_to"), dict) or not isinstance(values.get("files"), dict):
         raise CheckpointError(f"{folder / RECORD} is not the record of a screening", remedy=_REMEDY)
+    return values
+
+
+def _screening(folder: Path, values: Mapping[str, Any]) -> Screening:
     rows = {name: _rows(folder / name, digest) for name, digest in values["files"].items()}
     sets: dict[str, dict[str, list[Example]]] = {}
     for row in rows["held.jsonl"]:
         sets.setdefault(row["set"], {role: [] for role in ROLES})[row["role"]].append(_read(row))
     watched = {f: tuple(_read(row) for row in rows["monitor.jsonl"] if row["figure"] == f) for f in FIGURES}
-    screening = Screening(
+    return Screening(
         conflicts=tuple(Conflict.from_json(row) for row in rows["conflicts.jsonl"]),
         sets={name: split_from_roles(*(roles[role] for role in ROLES)) for name, roles in sets.items()},
         monitor=MonitorPrompts(**watched),
         **{name: values[name] for name in FIELDS},
     )
-    return screening, values["belongs_to"]
 
 
 def _example(example: Example) -> dict[str, Any]:

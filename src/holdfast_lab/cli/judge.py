@@ -57,13 +57,16 @@ def train(
       holdfast judge train --output-dir judges/mine --epochs 3
       holdfast audit --judge judges/mine --before A --after B --safety F
     """
-    values = {key: value for key, value in locals().items() if key not in ("output_dir", "data_dir", "device", "json")}
     # Only now the slow part: a mistake on the command line is reported before torch is loaded.
     from holdfast_lab.evaluation.judge_run import train_judge
     from holdfast_lab.evaluation.judge_training import JudgeSettings
 
     quiet_libraries()
-    settings = JudgeSettings(**values)
+    settings = JudgeSettings(
+        base=base, base_revision=base_revision, full=full, epochs=epochs, learning_rate=learning_rate,
+        batch_size=batch_size, rank=rank, max_length=max_length, seed=seed, limit=limit, test_limit=test_limit,
+        dtype=dtype, harm_weight=harm_weight,
+    )  # fmt: skip
     with interruptible("nothing was written"), show_progress() as progress:
         made = train_judge(output_dir, settings, folder=data_dir, device=device, progress=progress)
     if json:

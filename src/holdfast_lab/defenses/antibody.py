@@ -239,7 +239,6 @@ NEEDS_PROMPTS = "use prompt-completion rows in the fine-tuning stage (data with 
 
 def _require_weightable(run: TrainingRun) -> None:
     args, other = run.args, run.other_loss()
-    first: dict[str, Any] = next(iter(run.data.task), {})
     off, stage = "switch it off", "antibody in the fine-tuning stage with"
     larger = "raise per_device_train_batch_size (the authors use 16) and lower gradient_accumulation_steps"
     refuse_where([
@@ -250,6 +249,7 @@ def _require_weightable(run: TrainingRun) -> None:
          f"{stage} assistant_only_loss, which scores several replies of a row, where one is refused", off),
         (args.per_device_train_batch_size * world() < 2,
          f"{stage} micro-batches of one row: its weight is 1, as in plain SFT", larger),
-        ("labels" in first and first["labels"][0] != IGNORE,
-         "antibody: task rows without a prompt cannot be refused", NEEDS_PROMPTS),
     ])  # fmt: skip
+    first: dict[str, Any] = next(iter(run.data.task), {})
+    unasked = "labels" in first and first["labels"][0] != IGNORE
+    refuse_where([(unasked, "antibody: task rows without a prompt cannot be refused", NEEDS_PROMPTS)])

@@ -158,14 +158,16 @@ class Salora(Defense):
         """One fresh, plain LoRA adapter in float32; task rows that can be looked up; ranks below the modules' sizes."""
         layers = lora_layers(run.model, defense=self.name)
         require_float32(run.model)
-        for layer in layers:
-            self._require_room(layer)
         task, optimizer = run.data.task, optimizer_name(run.args)
         columns = task.column_names if isinstance(task, Dataset) else ()
         refuse_where([
             (not has_idle_adapter(run.model),
              "defense 'salora' sets LoRA's factors itself; this adapter already changes the model",
              "start from a fresh adapter: adapter_policy: merge, init_lora_weights: true"),
+        ])  # fmt: skip
+        for layer in layers:
+            self._require_room(layer)
+        refuse_where([
             (not isinstance(task, Dataset),
              "defense 'salora' draws task rows before training; this task data is a stream",
              "load the task data as a whole (streaming=False)"),

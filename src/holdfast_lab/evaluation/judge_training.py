@@ -133,6 +133,7 @@ def judge_data(
                 f"judge data, {name} part: {unsafe} unsafe and {len(pairs) - unsafe} safe pairs, expected some of each",
                 remedy="raise the limit, or give a data folder with more of BeaverTails",
             )
+    assert not closed & {normalise(p.prompt) for p in (*train, *choice)}, "a training prompt is in the test split"
     record = {
         "sources": {split: source.describe() for split, source in sources.items()},
         "shared_with_test": len(found) - len(usable), "disjoint_from_test": len(usable),
@@ -245,6 +246,7 @@ def fit(
             history.append({"epoch": epoch + 1, "train_loss": _taken_mean(meter.epoch), "validation_auroc": quality})
             if quality > best:
                 best, kept = quality, [p.detach().clone() for p in weights]
+    assert best >= 0, "an epoch was kept"
     with torch.no_grad():
         for parameter, value in zip(weights, kept, strict=True):
             # Rounded as it will be saved, so that the figures are those of the judge that is loaded later.

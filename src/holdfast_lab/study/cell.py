@@ -198,8 +198,9 @@ class _Cell:
         }  # fmt: skip
 
     def model_ref(self) -> tuple[str, str | None]:
-        if self.aligned is None:
+        if self.cell["kind"] == "base":
             return self.cell["model"]["ref"], self.cell["model"].get("revision")
+        assert self.aligned is not None
         return str(adapter_of(self.aligned if self.cell["kind"] == "aligned" else self.folder)), None
 
     def evaluate(
