@@ -76,12 +76,7 @@ ANSWERED: Final = SortedReply(ReplyClass.ANSWERED)
 
 
 def sort_reply(text: str, *, truncated: bool) -> SortedReply:
-    """The class of one reply.
-
-    Args:
-        text: as the model gave it; its first 4,000 characters count.
-        truncated: no end token came within the length that was asked for.
-    """
+    """The class of one reply, of which `READ` characters count; `truncated`: no end token came in the length asked."""
     plain = plain_text(text)
     if not any(c.isalnum() for c in plain):
         return SortedReply(ReplyClass.UNSORTED, Unsorted.EMPTY)
@@ -189,7 +184,6 @@ def _opening(plain: str) -> tuple[str, str]:
 
 
 def clauses(text: str) -> Iterator[tuple[int, str]]:
-    """Clauses that are not empty, with where they begin."""
     return ((start, clause) for start, _, clause in _pieces(text, rules.CLAUSE_END))
 
 
