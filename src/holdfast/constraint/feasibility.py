@@ -77,8 +77,8 @@ def require_tau_above_noise(c: ChanceConstraint, noise_floor: float) -> None:
         f"constraint: tau = {c.tau:g} is inside the numerical noise: the unchanged model moves by "
         f"{noise_floor:.3g} ({c.unit}), expected tau >= {NOISE_MARGIN:g} times that",
         remedy=f"set tau >= {_rounded_up(NOISE_MARGIN * noise_floor)} with beta = 1/tau and unit: {c.unit}, compute in "
-        "float32 (dtype: float32, --dtype float32), or set constraint.allow_tau_below_noise: true "
-        "(--allow-tau-below-noise)",
+        "float32 (dtype: float32, --dtype float32; in Python a float32 model and bf16=False), or set "
+        "constraint.allow_tau_below_noise: true (--allow-tau-below-noise)",
     )
 
 
