@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,7 +64,6 @@ def demo(
     Example:
       holdfast demo --fast
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads that spin take the time of other processes
     quiet_libraries()
     from holdfast.demo.data import FAST, DemoSettings
     from holdfast.demo.story import draw, run_demo

@@ -2,6 +2,7 @@
 
 import errno
 import importlib.metadata
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,6 +115,8 @@ def _root(
 
 def main() -> None:
     """Run the command; a refusal prints cause and remedy, with an exit code; a bug keeps its traceback (code 1)."""
+    # Before torch is loaded: threads that spin while they wait take the time of whatever else runs on a machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         _require_new_spelling(sys.argv[1:])
         _require_text(sys.argv[1:])

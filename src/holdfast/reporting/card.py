@@ -96,7 +96,7 @@ def card_text(evidence: Evidence) -> str:
         f"---\n{front}\n---\n{MARKER}",
         f"# {adapter_card.MODEL_NAME}",
         markdown(headline(evidence)),
-        f"**{markdown(found.title)}.** {markdown(found.reason)}",
+        f"**{markdown(found.title)}.** {markdown(found.reason, CLAIM_LENGTH)}",
         markdown(claim(evidence), CLAIM_LENGTH),
         *_listed("Behaviour", [*view.lines, view.way_back] if (view := behaviour_view(evidence)) else []),
         *_listed("Screening before training", screening_lines(evidence)),

@@ -115,6 +115,7 @@ class Source:
     data: str
     columns: dict[str, str] | None = None
     limit: int | None = None
+    asked: bool = False  # `data` are examples that a run stored: what its model replied
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,8 @@ def _screened_rows(found: Fields) -> list[str]:
     if conflicts := found.count("conflicts"):
         rule = RULES.get(found.text("rule"), "").format(dropped=f"{found.count('dropped'):,}")
         teach, groups = counted(conflicts, "row teaches", "rows teach"), counted(found.count("groups"), "group")
-        lines.append(f"{teach} what it refuses, in {groups} of near-duplicate prompts; {rule}.")
+        listed = "screening/conflicts.jsonl lists them."
+        lines.append(f"{teach} what it refuses, in {groups} of near-duplicate prompts; {rule}. {listed}")
     else:
         lines.append("No row teaches what it refuses.")
     if "not_asked" in found:

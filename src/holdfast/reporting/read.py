@@ -141,7 +141,7 @@ def _safety(
         figures=shown.figures if shown is not None else (), origin=choice.origin, beside=choice.beside,
         beside_origin=choice.beside_origin, audits_note=choice.note, units=_units(audit), audit=audit,
         behaviour=choice.behaviour, table=shown.table if shown is not None else None, certificate=certificate,
-        source=_source(block, audit), closed=frozenset(split.ids["certify"] if split is not None else ()),
+        source=_source(block, audit, folder), closed=frozenset(split.ids["certify"] if split is not None else ()),
         keep=str((block or {}).get("keep") or ""),
     )  # fmt: skip
 
@@ -213,7 +213,11 @@ def _units(audit: Fields | None) -> dict[str, dict[str, float]]:
     }
 
 
-def _source(block: Mapping[str, Any] | None, audit: Fields | None) -> Source | None:
+def _source(block: Mapping[str, Any] | None, audit: Fields | None, folder: Path) -> Source | None:
+    """Where the examples' text lies; of a set that was built by asking, in the run's folder or, named, in its own."""
+    if block is not None and isinstance(block.get("prompts"), list):
+        inside = (place / "screening" / "held.jsonl" for place in (folder, folder.parent))
+        return Source(str(next((path for path in inside if path.is_file()), "")), asked=True)
     if block is not None and isinstance(block.get("data"), str):
         columns, limit = block.get("columns"), block.get("limit")
         return Source(

@@ -1,10 +1,12 @@
 """What the page shows of one run: words, rows, pictures and the worst examples, ready to be placed."""
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -12,7 +14,7 @@ from markupsafe import Markup
 from holdfast.core.errors import HoldfastError
 from holdfast.core.percent import percent, percent_up
 from holdfast.core.units import UNITS
-from holdfast.data.examples import Example, Turns, said
+from holdfast.data.examples import Example, Turns, make_example, said
 from holdfast.data.sources import read_examples
 from holdfast.records.audit_folder import degradations
 from holdfast.records.stored_evidence import Binding
@@ -270,13 +272,26 @@ def _texts(source: Source | None, wanted: set[str]) -> tuple[dict[str, Example],
     if not Path(source.data).is_file():
         return {}, "The safety data is no longer where it was (or is on the hub), so the text is not shown."
     try:
-        examples = read_examples(source.data, columns=source.columns, limit=source.limit)
-    except HoldfastError:
+        if source.asked:
+            examples = _stored_examples(Path(source.data))
+        else:
+            examples = read_examples(source.data, columns=source.columns, limit=source.limit)
+    except (HoldfastError, OSError, ValueError, LookupError, TypeError):
         return {}, "The safety data has changed and cannot be read, so the text is not shown."
     found = {example.id: example for example in examples if example.id in wanted}
     if len(found) == len(wanted):
         return found, ""
     return found, f"The safety data has changed: {len(wanted) - len(found)} of these examples are no longer in it."
+
+
+def _stored_examples(path: Path) -> list[Example]:
+    """The examples of a run's `screening/held.jsonl`; those of the certify split have no reply there."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def side(value: Any) -> str | Turns:
+        return value if isinstance(value, str) else tuple(value)
+
+    return [make_example(side(r["prompt"]), side(r["completion"]), r["where"], r["category"]) for r in rows]
 
 
 def _plain(side: str | Turns) -> str:

@@ -1,6 +1,7 @@
 """`safety_dataset="auto"` in Python: the trainer asks its own model before it is built."""
 
-import logging
+import math
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,22 +10,37 @@ from holdfast.certification.kept import Limits
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.defaults import own_reply_defaults
+from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.fingerprint import model_fingerprint
-from holdfast.screening.asking import asker_of
+from holdfast.models.model_files import ADAPTER_CONFIG
+from holdfast.models.source import EMBEDDED
+from holdfast.screening.asking import Told, asker_of
 from holdfast.screening.record import FOLDER, fixed_screening
 from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, task_examples
 from holdfast.screening.settings import ScreeningSettings
 from holdfast.training.hooks import Defense
+from holdfast.training.safety import announce
 from holdfast.training.support import require_whole_model
 
-logger = logging.getLogger(__name__)
-
 AUTO = "auto"
+QUIET = 10.0  # seconds between two lines
 
 
 def _is_auto(value: Any) -> bool:
     """Whether the trainer is to build its safety sets; a data set may not be compared with text."""
     return isinstance(value, str) and value == AUTO
+
+
+def start_of(model: Any) -> Any:
+    """The model as TRL takes it: `embedded` is the folder of the small model, and an adapter is refused by name."""
+    if model == EMBEDDED:
+        return str(embedded_model_dir())
+    if isinstance(model, str | Path) and (Path(model) / ADAPTER_CONFIG).is_file():
+        raise ConfigError(
+            f"{model} is an adapter, expected a model",
+            remedy="a run file merges it: hf.run(hf.load_config('run.yaml')); here pass the merged model itself",
+        )
+    return model
 
 
 def screened(
@@ -35,6 +51,7 @@ def screened(
     `dataset` is `safety_dataset` as given: `auto`, a `Screening`, or pairs, with which nothing is done; `given` are the
     trainer's other arguments; `create` loads a model as TRL would.
     """
+    model = start_of(model)
     screening = dataset if isinstance(dataset, Screening) else None
     if _is_auto(dataset):
         model, given["processing_class"] = _loaded(model, args, given, create)
@@ -80,7 +97,7 @@ def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
     def make() -> Screening:
         if not getattr(model, "hf_device_map", None):
             model.to(args.device)
-        asker = asker_of(model, given["processing_class"], model_sha256=digest, told=_said)
+        asker = asker_of(model, given["processing_class"], model_sha256=digest, told=_teller())
         return ask_and_screen(model, rows, asker, settings)
 
     # Whether this start resumes is known only later; a checkpoint is bound to the sets, and refuses others itself.
@@ -124,6 +141,14 @@ def watch_screened(trainer: Any) -> None:
         trainer.watch_behaviour(screening.monitor, Limits(refusals=lost))
 
 
-def _said(what: str, done: int, total: int) -> None:
-    if done == total or done % 1000 < 256:
-        logger.info("asking: %s, %d of %d", what, done, total)
+def _teller() -> Told:
+    """Says how far asking is: at the beginning and end of every part, and every ten seconds."""
+    said = -math.inf
+
+    def told(what: str, done: int, total: int) -> None:
+        nonlocal said
+        if done in (0, total) or time.monotonic() - said >= QUIET:
+            said = time.monotonic()
+            announce(f"asking the model: {what}, {done} of {total}")
+
+    return told

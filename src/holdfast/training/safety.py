@@ -226,10 +226,10 @@ def measure_all(trainer: Any) -> None:
         if defense.constrains:
             feasibility.warn_of_free_degradation(one.constraint, one.name)
             if (note := feasibility.likelihood_note(one.constraint)) is not None:
-                _announce(f"{one.name}: {note}")
+                announce(f"{one.name}: {note}")
         _measure(one, trainer)
     if sets and not defense.constrains:
-        _announce(f"defense {defense.name!r} does not enforce these limits: the run is only measured by them")
+        announce(f"defense {defense.name!r} does not enforce these limits: the run is only measured by them")
 
 
 def _measure(safety: SafetySet, trainer: Any) -> None:
@@ -258,19 +258,19 @@ def _measure(safety: SafetySet, trainer: Any) -> None:
     # A KL grows with the square of a nudge, a likelihood with the nudge itself.
     with trainer.run.theta_0.nudged() if constraint.unit in KL_UNITS else nullcontext():
         safety.noise_floor = noise_floor(training, safety.steering_rows, reference, constraint, args.stream_seed)
-    _announce(f"{safety.name}: {constraint.describe()}")
-    _announce(
+    announce(f"{safety.name}: {constraint.describe()}")
+    announce(
         f"{safety.name}: {cut} constraint, {len(safety.monitor_set)} monitor, {len(safety.split.certify)} certify "
         f"examples; noise floor at theta_0 {safety.noise_floor:.2g} (unit {constraint.unit}, 99% quantile of |D|)"
     )
     if cut_short := safety.n_truncated:
-        _announce(f"{safety.name}: {cut_short} examples are cut at max_length; their degradation covers the kept part")
+        announce(f"{safety.name}: {cut_short} examples are cut at max_length; their degradation covers the kept part")
     feasibility.require_tau_above_noise(constraint, safety.noise_floor)
     if rank() == 0:
         feasibility.warn_of_noise(constraint, safety.noise_floor, safety.name)
 
 
-def _announce(text: str) -> None:
+def announce(text: str) -> None:
     """Say what the constraint is and how noisy it is: to the log where one listens, otherwise to stderr."""
     if logger.isEnabledFor(logging.INFO):
         logger.info(text)
