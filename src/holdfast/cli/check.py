@@ -127,11 +127,9 @@ def _show_size(findings: dict[str, Any]) -> None:
     passed = f"; the constraint set is passed {steps['safety_epochs']:.1f} times" if known else ""
     rate = f"learning rate {findings['learning_rate']:g}"
     say(f"{steps['steps']} steps of {steps['task_batch']} task{beside} examples, {rate}{passed}")
-    say(
-        f"work, estimated: {findings['work']['flop'] / 1e15:.3g} PFLOP;"
-        f" {duration(findings['work']['seconds_at_100_tflops'])} at 100 TFLOP/s (a large GPU),"
-        " without asking, evaluation and saving"
-    )
-    if not findings["work"]["gpu_here"]:
-        say("  there is no GPU here: asking and training say the time left once they have begun")
+    work = findings["work"]
+    time = f"{duration(work['seconds_at_100_tflops'])} at 100 TFLOP/s (a large GPU)"
+    if not work["gpu_here"]:
+        time = "there is no GPU here: asking and training say the time left once they have begun"
+    say(f"work, estimated: {work['flop'] / 1e15:.3g} PFLOP without asking, evaluation and saving; {time}")
     say(f"defense: {findings['defense']['name']}, passes per step: {findings['defense']['passes']}")

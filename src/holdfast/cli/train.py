@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from holdfast.certification.kept import degraded_words, failures, stored_figures, way_back
+from holdfast.certification.kept import Kept, Shown, degraded_words, failures, stored_figures, way_back
 from holdfast.cli.check import left_out
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
 from holdfast.cli.progress import show_progress
@@ -57,7 +59,8 @@ def train(
     quiet_libraries()
     from holdfast.runs.pipeline import run as run_pipeline
 
-    advice = "`--resume` continues from the newest checkpoint, or starts anew where none was saved"
+    advice = "replies are kept; `--resume` continues from the newest checkpoint, or starts anew where none was saved"
+    began = time.monotonic()
     with interruptible(advice), show_progress() as progress:
         result = run_pipeline(config, resume=resume, listeners=[progress], trust_remote_code=trust_remote_code)
     if os.environ.get("RANK", "0") != "0":  # one of several processes: the first speaks for all
@@ -65,7 +68,7 @@ def train(
     if json:
         say_json({"folder": str(result.folder), **result.values})
     else:
-        _show(result, config, constrains)
+        _show(result, config, constrains, time.monotonic() - began)
     # Exit code 4 where behaviour was lost, whatever the defense, or a defense that promises the constraint broke it.
     held = all(entry["feasible"] for entry in result.values["safety"].values())
     lost = list(failures(stored_figures(result.values)))
@@ -74,13 +77,15 @@ def train(
     require_verdict(not lost and (result.feasible or not constrains))
 
 
-def _show(result: RunResult, config: RunConfig, constrains: bool) -> None:
-    for name, figure in stored_figures(result.values).items():
+def _show(result: RunResult, config: RunConfig, constrains: bool, seconds: float) -> None:
+    figures = stored_figures(result.values)
+    for name, figure in figures.items():
         say(figure.line(name))
     if led := way_back(result.values):
         say(led)
     written = "model" if config.lora is None else "adapter"
-    say(f"{result.values['steps']} steps in {duration(result.values['seconds'])}; {result.folder / written}")
+    steps, trained = result.values["steps"], duration(result.values["seconds"])
+    say(f"{steps} steps in {trained}, {duration(seconds)} with asking and measuring; {result.folder / written}")
     if discarded := result.values.get("spikes", {}).get("discarded"):
         say(f"{discarded} steps discarded as loss spikes (`event: spike` in events.jsonl)")
     unused = left_out(result.values["data"]) if "data" in result.values else []  # of this version's runs
@@ -94,7 +99,25 @@ def _show(result: RunResult, config: RunConfig, constrains: bool) -> None:
     if result.values["safety"] and not found.get("asked_rows"):
         why = "none of them has a prompt to ask" if found.get("unaskable") else "`safety: auto` asks their prompts"
         say(f"the task's rows were not screened: {why}")
+    if found.get("dropped"):
+        listed = result.folder / "screening" / "conflicts.jsonl"
+        say(f"look through the rows that were left out: {listed}; a model that refuses too much refuses some of them")
+    for line in _verdict(figures, result.folder):
+        say(line)
     say(f"next: holdfast report {shlex.quote(str(result.folder))}")
+
+
+def _verdict(figures: Mapping[str, Kept], folder: Path) -> list[str]:
+    """Whether behaviour was kept, in a sentence; what was lost is said with its remedy."""
+    shown = [figure.shown for figure in figures.values()]
+    if not shown or Shown.OVER in shown:
+        return []
+    if open_ := shown.count(Shown.NOT_SHOWN):
+        return [
+            f"no loss beyond a limit was found; {open_} of {len(shown)} limits are not shown to hold on so few prompts."
+            f" `holdfast certify {shlex.quote(str(folder))}` asks prompts that nothing has touched"
+        ]
+    return ["behaviour was kept: every limit is shown to hold on the prompts that were watched"]
 
 
 def screening_lines(found: Mapping[str, Any] | None) -> list[str]:

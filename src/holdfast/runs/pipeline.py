@@ -66,6 +66,9 @@ def run(
         folder.require_free(plan.values, resume=resume)
         if (finished := folder.finished()) is not None:
             return RunResult(folder.path, finished)
+        goes_on = resume and folder.has_checkpoints()
+        if resume and not goes_on:
+            logger.warning("nothing to resume in %s: the run starts anew, with the replies that it has", folder.path)
         data = read_data(config)
         if main:
             warn_about_data(plan, data)
@@ -86,9 +89,6 @@ def run(
             trainer.watch_behaviour(
                 screening.monitor, plan.behaviour_limits, every=config.monitor.every, template=config.template
             )
-        goes_on = resume and folder.has_checkpoints()
-        if resume and not goes_on:
-            logger.warning("nothing to resume in %s: the run starts anew", folder.path)
         steps, seconds = train(trainer, resume=goes_on)
         if interruption.requested:
             raise KeyboardInterrupt

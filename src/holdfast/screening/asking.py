@@ -86,13 +86,13 @@ class Asker:
         """Replies of 32 tokens, or 128 where those do not sort them, and their classes, by id."""
         quick = {key: _sorted(reply) for key, reply in self.ask(examples, SORTING, what).items()}
         undecided = [e for e in examples if quick[e.id].reply.truncated and quick[e.id].reply_class == UNSORTED]
-        longer = self.ask(undecided, LONGER, f"{what}, longer")
+        longer = self.ask(undecided, LONGER, f"{what}, cut replies once more")
         return quick | {key: _sorted(reply, quick=False) for key, reply in longer.items()}
 
     def held(self, examples: Sequence[Example], *, what: str) -> dict[str, Sorted]:
         """Replies of up to 256 tokens and their classes, by id: a reply may change its mind after 32 tokens."""
         quick = self.ask(examples, SORTING, what)  # stored already where they were sorted; a short one is whole
-        longer = self.ask([e for e in examples if quick[e.id].truncated], HELD, f"{what}, longer")
+        longer = self.ask([e for e in examples if quick[e.id].truncated], HELD, f"{what}, whole replies")
         return {key: _sorted(reply) for key, reply in (quick | longer).items()}
 
     def ask(self, examples: Sequence[Example], tokens: int, what: str) -> dict[str, Reply]:

@@ -164,6 +164,9 @@ def test_report_and_card_say_what_screening_found(certified, copy, holdfast):
         assert "ship with holdfast and are public" in text
     assert "Certified" in card
     assert "No certificate.json" not in page
+    assert "text is not shown" not in page
+    for split in (one.split for one in finished_run(copy).sets):  # the worst examples are read from the run itself
+        assert any(example.prompt[0]["content"] in page for example in split.monitor)
     for example in read_prompts(str(copy / "refusals" / "prompts.jsonl"))[:200]:
         said = example.prompt[0]["content"]
         assert said not in card

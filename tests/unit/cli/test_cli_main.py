@@ -165,3 +165,17 @@ def test_a_bug_keeps_its_traceback(monkeypatch, error):
 
 def test_the_app_has_the_documented_commands():
     assert {command.callback.__name__ for command in app.registered_commands} >= set(COMMANDS)
+
+
+@pytest.mark.parametrize(("given", "set_to"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_waiting_threads_sleep_unless_told_otherwise(given, set_to):
+    code = (
+        "import os, sys; sys.argv = ['holdfast', '--version']; from holdfast.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\nprint(os.environ['OMP_WAIT_POLICY'])"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment | ({} if given is None else {"OMP_WAIT_POLICY": given}),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.split()[-1] == set_to

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests import asking_run, behaving
+from tests.asking_run import few_probes
 
 import holdfast as hf
 from holdfast.core.errors import ConfigError
 from holdfast.training import auto
-from tests import asking_run, behaving
-from tests.asking_run import few_probes
 
 __all__ = ["few_probes"]
 
