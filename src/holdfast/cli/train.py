@@ -102,6 +102,8 @@ def _show(result: RunResult, config: RunConfig, constrains: bool, seconds: float
     if found.get("dropped"):
         listed = result.folder / "screening" / "conflicts.jsonl"
         say(f"look through the rows that were left out: {listed}; a model that refuses too much refuses some of them")
+    if found.get("asked_rows") and config.screening.judge is None:
+        say("rows whose prompts the model answers are trained on; `screening: {judge: NAME}` reads their targets")
     for line in _verdict(figures, result.folder):
         say(line)
     say(f"next: holdfast report {shlex.quote(str(result.folder))}")
