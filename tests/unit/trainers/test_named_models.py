@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from tests import asking_run, behaving
 from tests.asking_run import few_probes
@@ -28,7 +30,8 @@ def test_an_adapter_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.usefixtures("few_probes")
-def test_asking_says_how_far_it_is_without_a_logger(tmp_path, monkeypatch, capsys):
+def test_asking_says_how_far_it_is_without_a_logger(tmp_path, monkeypatch, capsys, caplog):
+    caplog.set_level(logging.WARNING, logger="holdfast")  # the command line, which listens, may have run before
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model = behaving.saved(tmp_path / "model")
     task = asking_run.write_task(tmp_path / "task.jsonl", 105, 1000)
