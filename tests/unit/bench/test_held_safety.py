@@ -515,13 +515,14 @@ def test_the_default_is_what_the_fourth_round_chose(
     assert in_table.items() >= settings.items()
 
 
+FIFTH = ("first_0.01", "log_0.01", "capped_0.01", "capped_0.02")
 ROUNDS = [
     cells.HERE.parent / "results" / "held_safety" / f"tuning_{name}_round" for name in ("third", "fourth", "fifth")
 ]
 
 
 def test_what_the_fifth_round_chose(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["choose", *map(str, ROUNDS), "--model", "0.5b", "1.5b"])
+    monkeypatch.setattr("sys.argv", ["choose", *map(str, ROUNDS), "--model", "0.5b", "1.5b", "--configs", *FIFTH])
     choose.main()
     assert capsys.readouterr().out.splitlines()[-1] == "chosen: capped_0.02"
 
@@ -533,7 +534,7 @@ def test_a_configuration_with_some_of_its_cells_is_not_chosen(
     lost = {f"1.5b.sst2.p{ratio}.s11.auto.capped_0.02.tuning.json" for ratio in ("0.05", "1")}
     for path in (path for folder in ROUNDS for path in folder.glob("*.json") if path.name not in lost):
         (tmp_path / path.name).symlink_to(path)
-    monkeypatch.setattr("sys.argv", ["choose", str(tmp_path), "--model", "0.5b", "1.5b"])
+    monkeypatch.setattr("sys.argv", ["choose", str(tmp_path), "--model", "0.5b", "1.5b", "--configs", *FIFTH])
     with pytest.raises(SystemExit, match=r"missing of capped_0\.02"):
         choose.main()
     small, large = capsys.readouterr().out.split("\n\n")[:2]
@@ -549,7 +550,7 @@ def test_a_run_without_a_model_does_not_qualify(
     for path in (path for folder in ROUNDS for path in folder.glob("*.json")):
         record = json.loads(path.read_text("utf-8"))
         (tmp_path / path.name).write_text(json.dumps(record | ({"evaluation": None} if path.name == stopped else {})))
-    monkeypatch.setattr("sys.argv", ["choose", str(tmp_path), "--model", "0.5b", "1.5b"])
+    monkeypatch.setattr("sys.argv", ["choose", str(tmp_path), "--model", "0.5b", "1.5b", "--configs", *FIFTH])
     choose.main()
     assert capsys.readouterr().out.splitlines()[-1] == "chosen: first_0.01"
 
