@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import correlation
 
 from benchmarks.held_safety.records import Record, evaluated, read_records
+from benchmarks.held_safety.table import looked
 
 
 def share(cells: Sequence[Record]) -> float:
@@ -43,7 +44,11 @@ def key(cell: Record) -> tuple[object, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What restoring costs.")
     parser.add_argument("results", type=Path, help="A folder of records.")
-    records = read_records(parser.parse_args().results)
+    parser.add_argument("--look", type=Path, help="Folder whose runs of `auto` are taken instead.")
+    options = parser.parse_args()
+    records = read_records(options.results)
+    if options.look is not None:
+        records = looked(records, read_records(options.look))
     cells = evaluated(records, method="auto", part="reported")
     plain = {key(one): one for one in evaluated(records, method="sft", part="reported")}
     if plain:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,19 +55,26 @@ class Queue:
 
 
 class Room:
-    """How many cells of which size run at once: a cell takes the `slots` of its model out of WIDTH."""
+    """How many cells of which size run at once: a cell takes the `slots` of its model out of WIDTH.
+
+    First come, first served: a large cell that waits for room is not passed by small ones.
+    """
 
     def __init__(self, width: int) -> None:
         self._free = self.width = width
         self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()
 
     @contextmanager
     def taken(self, slots: int) -> Iterator[None]:
         """Wait until so many are free; a cell that needs more than there are gets all."""
-        slots = min(slots, self.width)
+        slots, ticket = min(slots, self.width), object()
         with self._changed:
-            self._changed.wait_for(lambda: self._free >= slots)
+            self._waiting.append(ticket)
+            self._changed.wait_for(lambda: self._waiting[0] is ticket and self._free >= slots)
+            self._waiting.popleft()
             self._free -= slots
+            self._changed.notify_all()
         try:
             yield
         finally:

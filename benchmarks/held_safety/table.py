@@ -2,8 +2,9 @@
 
     python -m benchmarks.held_safety.table benchmarks/results/held_safety --page docs/results-auto.md
 
-writes between `<!-- held safety -->` and `<!-- end -->` of the page, or prints where no page is named. `bounds.py` has
-the formula of the bounds.
+writes between `<!-- held safety -->` and `<!-- end -->` of the page, or prints where no page is named. With `--look
+RESULTS/fourth_look` the runs of `auto` are those of that folder, beside everything else. `bounds.py` has the formula of
+the bounds.
 """
 
 from __future__ import annotations
@@ -185,6 +186,12 @@ def page(records: Sequence[Record]) -> str:
     return fit("\n\n".join([*blocks, LEGEND]))
 
 
+def looked(records: Sequence[Record], look: Sequence[Record]) -> list[Record]:
+    """With the runs of `auto` that a look has, and none of another look's."""
+    kept = [record for record in records if record["method"] != "auto" or record["part"] == TUNING]
+    return [*kept, *look]
+
+
 def rewritten(text: str, content: str, marker: str = START) -> str:
     """The page with new content between its markers."""
     before, start, rest = text.partition(marker)
@@ -197,9 +204,11 @@ def rewritten(text: str, content: str, marker: str = START) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the tables of the experiment.")
     parser.add_argument("results", type=Path)
+    parser.add_argument("--look", type=Path, help="Folder whose runs of `auto` are shown instead.")
     parser.add_argument("--page", type=Path, help="Markdown page with the markers.")
     options = parser.parse_args()
-    content = page(read_records(options.results))
+    records = read_records(options.results)
+    content = page(records if options.look is None else looked(records, read_records(options.look)))
     if options.page is None:
         print(content)
     else:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.held_safety import bounds, cells, choose, data, records, schedule, table, train
+from benchmarks.held_safety import bounds, cells, choose, data, power, records, schedule, table, train
 from scipy.stats import t, ttest_1samp
 
 from holdfast import defaults
@@ -391,6 +391,31 @@ def test_a_cell_larger_than_the_room_gets_all_of_it():
         pass
 
 
+def test_a_large_cell_that_waits_is_not_passed_by_small_ones():
+    room, order, free = schedule.Room(2), [], threading.Event()
+
+    def cell(name: str, slots: int) -> None:
+        with room.taken(slots):
+            order.append(name)
+
+    def first() -> None:
+        with room.taken(1):
+            free.wait(10)
+
+    threads = [threading.Thread(target=first)]
+    threads[0].start()
+    for name, slots in (("large", 2), ("small", 1)):
+        waits = threading.Thread(target=cell, args=(name, slots))
+        threads.append(waits)
+        waits.start()
+        waits.join(0.2)  # it waits: the small one behind the large one, though there is room for it
+    assert order == []
+    free.set()
+    for thread in threads:
+        thread.join(10)
+    assert order == ["large", "small"]
+
+
 WORKER = """
 import sys
 for line in sys.stdin:
@@ -449,10 +474,40 @@ def test_a_cell_that_was_trained_with_other_arguments_runs_again(tmp_path):
 def test_the_fourth_look_has_the_arguments_of_its_records_and_tuning_has_none_of_them():
     folder = Path(records.__file__).parents[1] / "results" / "held_safety" / "fourth_look"
     found = records.read_records(folder)
-    assert len(found) == 8
+    assert len(found) == 50
     assert all(schedule.is_done(PLAN.cell(one["name"]), PLAN, folder / f"{one['name']}.json") for one in found)
     tried = cells.Cell("0.5b", "auto", "sst2", 0.25, 11, "tuning", "first_0.01")
     assert not any("majorizer" in one for one in PLAN.arguments(tried))
+
+
+def test_the_page_of_the_fourth_look_is_that_of_its_records():
+    folder = Path(records.__file__).parents[1] / "results" / "held_safety"
+    look = records.read_records(folder / "fourth_look")
+    content = table.page(table.looked(records.read_records(folder), look))
+    written = (Path(records.__file__).parent / "fourth_look.md").read_text("utf-8")
+    assert written == table.rewritten(written, content)
+    shown = [line for line in content.splitlines() if "| auto |" in line]
+    assert sum(len(line.split(" | ")[3].split(", ")) for line in shown) == len(look), "no run of another look"
+
+
+def power_record(seed: int, method: str, bits: str) -> dict[str, object]:
+    return {"kind": "cell", "model": "0.5b", "part": "reported", "method": method, "task": "sst2", "seed": seed,
+            "poison_ratio": 0.25, "evaluation": {"bits": {"sst2": bits}}}  # fmt: skip
+
+
+def test_plain_sft_is_compared_with_itself_over_seeds():
+    """Two runs that differ on every tenth row miss T against each other, two equal runs do not."""
+    apart = [power_record(1, "sft", "1" * 100), power_record(2, "sft", "1111111110" * 10)]
+    assert power.against_itself(apart, "0.5b", "sst2") == (1, 2)
+    equal = [power_record(1, "sft", "10" * 50), power_record(2, "sft", "10" * 50)]
+    assert power.against_itself(equal, "0.5b", "sst2") == (0, 2)
+
+
+def test_accuracy_over_ratios_pairs_the_seeds():
+    cells = [power_record(seed, "sft", "10" * 50) for seed in (1, 2)]
+    cells += [power_record(seed, "auto", "11" * 50) for seed in (1, 2)]
+    found = power.over_ratios(cells, "0.5b", "sst2")
+    assert (found.mean, found.seeds) == (0.5, 2)
 
 
 def test_replies_are_sorted_into_one_letter_each():
