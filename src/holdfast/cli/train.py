@@ -78,6 +78,9 @@ def train(
 
 
 def _show(result: RunResult, config: RunConfig, constrains: bool, seconds: float) -> None:
+    from holdfast.core import event_log
+    from holdfast.reporting.facts import conflict_lines, task_loss
+
     figures = stored_figures(result.values)
     for name, figure in figures.items():
         say(figure.line(name))
@@ -88,6 +91,8 @@ def _show(result: RunResult, config: RunConfig, constrains: bool, seconds: float
     say(f"{steps} steps in {trained}, {duration(seconds)} with asking and measuring; {result.folder / written}")
     if discarded := result.values.get("spikes", {}).get("discarded"):
         say(f"{discarded} steps discarded as loss spikes (`event: spike` in events.jsonl)")
+    for words in task_loss(event_log.read(result.folder / "events.jsonl")):
+        say(f"task loss: {words}")
     unused = left_out(result.values["data"]) if "data" in result.values else []  # of this version's runs
     for line in [*unused, *screening_lines(result.values.get("screening"))]:
         say(line)
@@ -101,25 +106,26 @@ def _show(result: RunResult, config: RunConfig, constrains: bool, seconds: float
         say(f"the task's rows were not screened: {why}")
     if found.get("dropped"):
         listed = result.folder / "screening" / "conflicts.jsonl"
-        say(f"look through the rows that were left out: {listed}; a model that refuses too much refuses some of them")
+        where = f" ({lines})" if (lines := conflict_lines(result.folder)) else ""
+        say(f"look through the rows that were left out{where}: a model that refuses too much refuses some of them; {listed}")
     if found.get("asked_rows") and config.screening.judge is None:
         say("rows whose prompts the model answers are trained on; `screening: {judge: NAME}` reads their targets")
-    for line in _verdict(figures, result.folder):
-        say(line)
-    say(f"next: holdfast report {shlex.quote(str(result.folder))}")
+    verdict, folder = _verdict(figures), shlex.quote(str(result.folder))
+    if verdict:
+        say(verdict)
+    certify = f"; holdfast certify {folder} asks prompts that nothing has touched" if "not shown" in verdict else ""
+    say(f"next: holdfast report {folder}{certify}")
 
 
-def _verdict(figures: Mapping[str, Kept], folder: Path) -> list[str]:
-    """Whether behaviour was kept, in a sentence; what was lost is said with its remedy."""
+def _verdict(figures: Mapping[str, Kept]) -> str:
+    """Whether behaviour was kept, in a sentence; empty where it was lost, which is said with its remedy."""
     shown = [figure.shown for figure in figures.values()]
     if not shown or Shown.OVER in shown:
-        return []
+        return ""
     if open_ := shown.count(Shown.NOT_SHOWN):
-        return [
-            f"no loss beyond a limit was found; {open_} of {len(shown)} limits are not shown to hold on so few prompts."
-            f" `holdfast certify {shlex.quote(str(folder))}` asks prompts that nothing has touched"
-        ]
-    return ["behaviour was kept: every limit is shown to hold on the prompts that were watched"]
+        few = "limits are not shown to hold on so few prompts"
+        return f"no loss beyond a limit was found; {open_} of {len(shown)} {few}"
+    return "behaviour was kept: every limit is shown to hold on the prompts that were watched"
 
 
 def screening_lines(found: Mapping[str, Any] | None) -> list[str]:

@@ -66,5 +66,7 @@ def loading_note(adapter: Path) -> str | None:
     return (
         "## Loading it\n\nThis adapter was trained on a model into which another adapter (its alignment) had been "
         "merged. PEFT's `AutoPeftModelForCausalLM` and a plain `PeftModel.from_pretrained` on the base leave that one "
-        f"out without an error. Merge it first:\n\n```python\n{code}\n```"
+        f"out without an error. Merge it first:\n\n```python\n{code}\n```\n\n"
+        "Where it was trained, holdfast finds both by itself:\n\n```python\nfrom holdfast.models.handle import "
+        'load_pair\n\nmodel, tokenizer = load_pair("THIS_ADAPTER")\n```'
     )

@@ -1,5 +1,6 @@
 """Settings, provenance, screening and certificate of a run in plain words."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from holdfast.reporting.evidence import Evidence, SafetyEvidence
 from holdfast.reporting.fields import Fields
 from holdfast.reporting.wording import counted, number, one_line, setting
 
+CONFLICTS = "screening/conflicts.jsonl"
 Fact = tuple[str, str]  # a name and its value, both as shown
 
 
@@ -30,8 +32,8 @@ def facts(evidence: Evidence) -> list[Fact]:
     made = evidence.result or next((one.audit for one in evidence.sets if one.audit is not None), None)
     if evidence.result is not None:
         steps = f"{counted(evidence.result.count('steps'), 'step')} in {evidence.result.number('seconds'):,.0f} s"
-        found.append(("training", steps))
-        found += _task_loss(evidence.events)
+        found.append(("training", f"{steps}, without asking and measuring"))
+        found += [("task loss", words) for words in task_loss(evidence.events)]
         found += _rows_left_out(evidence.result)
     if made is not None:
         named = {"hardware": "hardware", "commit": "holdfast commit"}
@@ -42,15 +44,40 @@ def facts(evidence: Evidence) -> list[Fact]:
     return found
 
 
-def _task_loss(events: Sequence[Mapping[str, Any]]) -> list[Fact]:
-    """The task's loss over the first and the last tenth of the steps, on the rows that were trained on."""
+UNLEARNED = 2.0
+"""Nats a token: about what a model has on ordinary text that it does not know."""
+
+
+def task_loss(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The loss per target token over the first and the last tenth of the steps, on the rows that were trained on.
+
+    exp(-loss) is the geometric mean of what the model gives the tokens of the targets.
+    """
     logged = (row.get("loss") for row in events)
     losses = [loss for loss in logged if isinstance(loss, float) and math.isfinite(loss)]
     if len(losses) < 2:
         return []
     tenth = math.ceil(len(losses) / 10)
     first, last = (sum(part) / tenth for part in (losses[:tenth], losses[-tenth:]))
-    return [("task loss", f"{first:.4g} at the start, {last:.4g} at the end (means of {counted(tenth, 'step')})")]
+    means = f"means of {counted(tenth, 'step')}; a target token has a probability of {percent(math.exp(-last))} then"
+    far = ". That is far from learned: train on more rows or epochs" if last > UNLEARNED else ""
+    return [f"{first:.4g} at the start, {last:.4g} at the end ({means}){far}"]
+
+
+MOST_LINES = 10
+
+
+def conflict_lines(run: Path) -> str:
+    """Where the conflicts of a run stand in their file: `lines 3, 17`; empty where that is not known."""
+    try:
+        rows = [json.loads(line) for line in (run / CONFLICTS).read_text(encoding="utf-8").splitlines()]
+        lines = sorted(int(row["line"]) for row in rows if row["line"] is not None)
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if not lines:
+        return ""
+    more = f" and {len(lines) - MOST_LINES:,} more" if len(lines) > MOST_LINES else ""
+    return f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines[:MOST_LINES]))}{more}"
 
 
 def _settings(config: Mapping[str, Any]) -> list[Fact]:
@@ -187,10 +214,10 @@ def screening_lines(evidence: Evidence) -> list[str]:
         return []
     found = evidence.result.inner("screening")
     sets = [_screened_set(name, one) for name, one in found.objects("sets").items()]
-    return [*_screened_rows(found), *sets] if found.count("asked_rows") or sets else []
+    return [*_screened_rows(found, conflict_lines(evidence.folder)), *sets] if found.count("asked_rows") or sets else []
 
 
-def _screened_rows(found: Fields) -> list[str]:
+def _screened_rows(found: Fields, where: str) -> list[str]:
     rows, asked = found.count("rows"), found.count("asked_rows")
     if not asked:
         return [f"The model was not asked about the {counted(rows, 'task row')}."]
@@ -199,7 +226,7 @@ def _screened_rows(found: Fields) -> list[str]:
     if conflicts := found.count("conflicts"):
         rule = RULES.get(found.text("rule"), "").format(dropped=f"{found.count('dropped'):,}")
         teach, groups = counted(conflicts, "row teaches", "rows teach"), counted(found.count("groups"), "group")
-        listed = "screening/conflicts.jsonl lists them."
+        listed = f"{CONFLICTS} lists them{f' ({where})' if where else ''}."
         lines.append(f"{teach} what it refuses, in {groups} of near-duplicate prompts; {rule}. {listed}")
     else:
         lines.append("No row teaches what it refuses.")

@@ -94,7 +94,7 @@ def _worst(evidence: Evidence) -> Verdict:
     if len(each) == 1:
         return worst
     alike = ", ".join(one.name for one, found in zip(sets, each, strict=True) if found.standing == worst.standing)
-    return replace(worst, reason=f"Worst of {len(each)} safety sets, for {alike}: {worst.reason}")
+    return replace(worst, reason=f"Of {len(each)} safety sets, {alike}: {worst.reason}")
 
 
 def _judged(evidence: Evidence) -> list[SafetyEvidence]:

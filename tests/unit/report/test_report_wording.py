@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from holdfast.reporting.facts import _task_loss
+from holdfast.reporting.facts import conflict_lines, task_loss
 from holdfast.reporting.wording import counted, degraded_means, markdown, number, one_line, scale_words, visible
 
 
@@ -94,6 +94,25 @@ def test_a_divergence_is_neither_less_likely_nor_better_below_zero():
 def test_the_task_loss_is_that_of_the_first_and_last_tenth_of_the_steps():
     events = [{"loss": float(20 - i)} for i in range(20)]
     odd = [{"loss": float("nan")}, {"loss": "2"}, {"loss": 10**400}, {"behaviour": {}}]
-    ((name, words),) = _task_loss([*events, *odd])
-    assert (name, words) == ("task loss", "19.5 at the start, 1.5 at the end (means of 2 steps)")
-    assert _task_loss(odd) == []
+    (words,) = task_loss([*events, *odd])
+    assert words.startswith("19.5 at the start, 1.5 at the end (means of 2 steps; a target token has")
+    assert "22.3 % then" in words, "exp(-1.5)"
+    assert task_loss(odd) == []
+
+
+@pytest.mark.parametrize(("last", "far"), [(2.1, True), (1.9, False)])
+def test_a_task_that_was_not_learned_is_named(last, far):
+    (words,) = task_loss([{"loss": 7.0}, {"loss": last}])
+    assert ("far from learned" in words) is far
+
+
+def test_the_lines_of_conflicts_are_listed_up_to_ten(tmp_path):
+    listed = tmp_path / "screening" / "conflicts.jsonl"
+    assert conflict_lines(tmp_path) == ""
+    listed.parent.mkdir()
+    listed.write_text('{"line": 17}\n{"line": 3}\n')
+    assert conflict_lines(tmp_path) == "lines 3, 17"
+    listed.write_text('{"line": null}\n')
+    assert conflict_lines(tmp_path) == "", "a data set without lines"
+    listed.write_text("".join(f'{{"line": {n}}}\n' for n in range(1, 13)))
+    assert conflict_lines(tmp_path) == "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more"
