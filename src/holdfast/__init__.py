@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.runs.pipeline import run as run
     from holdfast.screening.screen import Screening as Screening
     from holdfast.screening.screen import screen as screen
+    from holdfast.screening.settings import PromptSet as PromptSet
     from holdfast.screening.settings import ScreeningSettings as ScreeningSettings
     from holdfast.training.config import SafeSFTConfig as SafeSFTConfig
     from holdfast.training.dpo import SafeDPOConfig as SafeDPOConfig
@@ -46,6 +47,7 @@ _HOMES = {
     "Certificate": "holdfast.certification.certificate",
     "ChanceConstraint": "holdfast.constraint.chance",
     "Defense": "holdfast.training.hooks",
+    "PromptSet": "holdfast.screening.settings",
     "RunConfig": "holdfast.runs.config",
     "RunResult": "holdfast.runs.pipeline",
     "SafeDPOConfig": "holdfast.training.dpo",
@@ -75,6 +77,7 @@ __all__ = [
     "Certificate",
     "ChanceConstraint",
     "Defense",
+    "PromptSet",
     "RunConfig",
     "RunResult",
     "SafeDPOConfig",

@@ -6,7 +6,6 @@ import os
 import shlex
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from holdfast.certification.kept import Kept, Shown, degraded_words, failures, stored_figures, way_back
@@ -79,7 +78,7 @@ def train(
 
 def _show(result: RunResult, config: RunConfig, constrains: bool, seconds: float) -> None:
     from holdfast.core import event_log
-    from holdfast.reporting.facts import conflict_lines, task_loss
+    from holdfast.reporting.facts import CONFLICTS, conflict_lines, task_loss
 
     figures = stored_figures(result.values)
     for name, figure in figures.items():
@@ -105,9 +104,11 @@ def _show(result: RunResult, config: RunConfig, constrains: bool, seconds: float
         why = "none of them has a prompt to ask" if found.get("unaskable") else "`safety: auto` asks their prompts"
         say(f"the task's rows were not screened: {why}")
     if found.get("dropped"):
-        listed = result.folder / "screening" / "conflicts.jsonl"
         where = f" ({lines})" if (lines := conflict_lines(result.folder)) else ""
-        say(f"look through the rows that were left out{where}: a model that refuses too much refuses some of them; {listed}")
+        say(
+            f"look through the rows that were left out{where}: {result.folder / CONFLICTS};"
+            " a model that refuses too much refuses some of them"
+        )
     if found.get("asked_rows") and config.screening.judge is None:
         say("rows whose prompts the model answers are trained on; `screening: {judge: NAME}` reads their targets")
     verdict, folder = _verdict(figures), shlex.quote(str(result.folder))
