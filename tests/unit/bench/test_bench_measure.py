@@ -42,9 +42,10 @@ def test_tokens_are_those_of_the_rows_without_padding(path, tmp_path):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Says which packages there are: `installed("flash_attn_2", "liger_kernel")`."""
+    """Says which packages there are, on a machine without a GPU: `installed("flash_attn_2", "liger_kernel")`."""
 
     def only(*names: str) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         for name in ("flash_attn_2", "flash_attn_3", "liger_kernel"):
             monkeypatch.setattr(paths, f"is_{name}_available", lambda name=name: name in names)
         monkeypatch.setattr(paths, "find_spec", lambda name: name in names or None)
