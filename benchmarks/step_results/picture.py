@@ -10,17 +10,19 @@ from typing import Any
 from benchmarks.shapes import NAMES
 
 from holdfast.core.errors import ConfigError
-from holdfast_lab.bench.settings import BASELINE, PATHS
+from holdfast_lab.bench.settings import ADAPTED, BASELINE, PATHS
 from holdfast_lab.tables.canvas import INK, MUTED, SETTINGS, plotted
 
 COLOURS = {
-    "trl_sft": "#9aa5b1", "sft": "#d55e00", "two_pass": "#e69f00", "fused": "#56b4e9", "holdfast": "#0072b2",
-    "run_file": "#009e73",
+    "trl_sft": "#9aa5b1", "trl_best": "#52606d", "sft": "#d55e00", "two_pass": "#e69f00", "fused": "#56b4e9",
+    "holdfast": "#0072b2", "run_file": "#009e73",
 }  # fmt: skip
-MARKERS = {"trl_sft": "s", "sft": "X", "two_pass": "^", "fused": "D", "holdfast": "o", "run_file": "v"}
+MARKERS = {
+    "trl_sft": "s", "trl_best": "P", "sft": "X", "two_pass": "^", "fused": "D", "holdfast": "o", "run_file": "v",
+}  # fmt: skip
 LABELS = {
-    "trl_sft": "TRL SFT", "sft": "our SFT", "two_pass": "two passes", "fused": "one pass", "holdfast": "holdfast",
-    "run_file": "a run file's two sets",
+    "trl_sft": "TRL SFT", "trl_best": "TRL without padding", "sft": "our SFT", "two_pass": "two passes",
+    "fused": "one pass", "holdfast": "holdfast", "run_file": "a run file's two sets",
 }  # fmt: skip
 WORDS = {
     "batch": "task rows a step",
@@ -85,12 +87,17 @@ def _title(results: Sequence[dict[str, Any]]) -> str:
     s, swept = results[0]["settings"], {result["settings"]["sweep"] for result in results}
     fixed = {
         "length": f"{TASK_NAMES[s['task']]} lengths", "batch": f"task batch {s['batch']}",
-        "safety_batch": f"safety batch {s['safety_batch']}", "rank": f"LoRA r = {s['rank']}",
+        "safety_batch": f"safety batch {s['safety_batch']}", "rank": f"LoRA r = {s['rank']}{_on(s)}",
     }  # fmt: skip
     several = len(swept) > 1  # each is fixed in the others' panels
     told = ", ".join(text for name, text in fixed.items() if several or name not in swept)
     machines = " / ".join(dict.fromkeys(result["provenance"]["hardware"] for result in results))
     return f"Training step: {told}{', unless varied' * several}\n{machines}; numbers: times the step of TRL's SFT"
+
+
+def _on(settings: dict[str, Any]) -> str:
+    modules = settings.get("target_modules", list(ADAPTED))
+    return "" if modules == list(ADAPTED) else f" on {', '.join(modules)}"
 
 
 def require_alike(results: Sequence[dict[str, Any]]) -> None:
@@ -99,8 +106,9 @@ def require_alike(results: Sequence[dict[str, Any]]) -> None:
     Raises:
         ConfigError: they were measured with other data, sizes or units.
     """
-    for name in ("task", "batch", "safety_batch", "rank", "unit"):
-        found = list(dict.fromkeys(str(result["settings"].get(name, "nll_token")) for result in results))
+    older = {"unit": "nll_token", "target_modules": list(ADAPTED)}
+    for name in ("task", "batch", "safety_batch", "rank", "unit", "target_modules"):
+        found = list(dict.fromkeys(str((older | result["settings"])[name]) for result in results))
         if len(found) > 1:
             raise ConfigError(
                 f"results with another {name} cannot be drawn together: {' and '.join(found)}",

@@ -6,10 +6,12 @@ only. Nothing is downloaded, and there is no text.
 """
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,15 +19,18 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import PrinterCallback, ProgressCallback
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_liger_kernel_available
 from trl import SFTConfig, SFTTrainer
 
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.errors import UnsupportedError
 from holdfast.core.seeding import generator
 from holdfast.defaults import default, own_reply_defaults
 from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer
-from holdfast_lab.bench.settings import ADAPTED, BASELINE, Cell, random_model
+from holdfast_lab.bench.settings import BEST, EVERY, TRL, Cell, Sizes, random_model
 
+logger = logging.getLogger("holdfast.bench")  # below `holdfast`, whose lines a measurement keeps
 Pair = tuple[int, int]
 Parts = dict[str, list[dict[str, str]]]
 POISON_SHARE = 0.5
@@ -147,9 +152,10 @@ def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: 
     }  # fmt: skip
     shared: dict[str, Any] = {
         "model": random_model(cell.shape), "train_dataset": Dataset.from_list(material.task),
-        "processing_class": material.tokenizer, "peft_config": adapter(cell.rank), "callbacks": callbacks,
+        "processing_class": material.tokenizer, "peft_config": adapter(cell), "callbacks": callbacks,
     }  # fmt: skip
-    if cell.path == BASELINE:
+    if cell.path in TRL:
+        arguments |= best_of_trl(shared["model"]) if cell.path == BEST else {}
         trainer = SFTTrainer(args=SFTConfig(**arguments), **shared)
     elif cell.path == "sft":
         trainer = SafeSFTTrainer(args=SafeSFTConfig(**arguments), defense="sft", **shared)
@@ -173,6 +179,38 @@ def filter_options(text: str) -> dict[str, Any]:
     return options
 
 
-def adapter(rank: int) -> LoraConfig:
-    how = {"lora_alpha": LORA_ALPHA, "lora_dropout": 0.0, "target_modules": list(ADAPTED), "task_type": "CAUSAL_LM"}
-    return LoraConfig(r=rank, **how)
+def adapter(sizes: Sizes) -> LoraConfig:
+    modules = EVERY if EVERY in sizes.target_modules else list(sizes.target_modules)
+    how = {"lora_alpha": LORA_ALPHA, "lora_dropout": 0.0, "target_modules": modules, "task_type": "CAUSAL_LM"}
+    return LoraConfig(r=sizes.rank, **how)
+
+
+def best_of_trl(model: Any) -> dict[str, Any]:
+    """What makes TRL's step fast on this machine: arguments for its trainer, and the attention of the model.
+
+    A step keeps its rows. TRL's packing drops padding too, and puts more rows into a step, as `--batch` does.
+
+    Raises:
+        UnsupportedError: rows behind one another would run into one another.
+    """
+    kinds = getattr(model.config, "layer_types", None) or ()
+    if "linear_attention" in kinds and not all(map(find_spec, ("fla", "causal_conv1d"))):
+        what = "no flash-linear-attention and causal-conv1d, which keep the rows of a batch without padding apart"
+        raise UnsupportedError(what, remedy="install both")
+    if is_flash_attn_3_available() or is_flash_attn_2_available():  # what `padding_free` is documented for
+        model.set_attn_implementation(f"flash_attention_{3 if is_flash_attn_3_available() else 2}")
+    else:
+        logger.info("no flash-attention: without padding, attention takes all pairs of a batch's tokens, under a mask")
+    liger = torch.cuda.is_available() and is_liger_kernel_available()
+    return {"padding_free": True, "max_length": None, "use_liger_kernel": liger}
+
+
+def found_in_trl(trainer: Any) -> dict[str, Any]:
+    """What was on in a training of TRL's trainer, read off the model after it."""
+    model = trainer.model.get_base_model()
+    forwards = (vars(module).get("forward") for module in model.modules())
+    return {
+        "padding_free": trainer.padding_free, "packing": trainer.args.packing,
+        "attention": model.config._attn_implementation,
+        "liger": any(getattr(forward, "__module__", "").startswith("liger_kernel") for forward in forwards),
+    }  # fmt: skip

@@ -11,6 +11,7 @@ import gc
 import importlib.metadata
 import logging
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -37,14 +38,14 @@ from holdfast.scoring.completion import deterministic
 from holdfast.scoring.forward import Forward
 from holdfast.training import fingerprint as training
 from holdfast.training.support import cudnn_attention
-from holdfast_lab.bench.paths import Material, adapter, build, rows, safety_pairs, word_tokenizer
-from holdfast_lab.bench.settings import BASELINE, Cell, Settings, random_model
+from holdfast_lab.bench.paths import Material, adapter, build, found_in_trl, rows, safety_pairs, word_tokenizer
+from holdfast_lab.bench.settings import BASELINE, BEST, TRL, Cell, Settings, random_model
 
 ROWS, BATCH, REPETITIONS = 256, 8, 5  # a batch as `safety_eval_batch_size` has it
 MIB = 2**20
 VERSION = 1
 # Packages without which transformers takes a slower way, linear attention a much slower one.
-KERNELS = ("triton", "flash-attn", "flash-linear-attention", "causal-conv1d", "kernels", "liger-kernel")
+KERNELS = ("triton", "flash-attn", "flash-attn-3", "flash-linear-attention", "causal-conv1d", "kernels", "liger-kernel")
 Listener = Callable[[str, dict[str, Any]], None]  # receives ("row" | "drift" | "reference", what was just measured)
 
 
@@ -54,7 +55,7 @@ def reference_throughput(shape: str, settings: Settings, *, n: int = ROWS) -> di
     made = rows(safety_pairs(n, seed=settings.seed), seed=settings.seed, name="reference")
     examples = examples_from_rows(made, name="reference")
     encoded = encode_all(examples, tokenizer, max_length=None, role="safety").examples
-    model = get_peft_model(random_model(shape), adapter(settings.rank)).eval()
+    model = get_peft_model(random_model(shape), adapter(settings)).eval()
     # The autocast of training.
     precision = partial(torch.autocast, "cuda", torch.bfloat16) if torch.cuda.is_available() else nullcontext
     padding = tokenizer.pad_token_id
@@ -104,17 +105,17 @@ class Record:
         self._about = {"settings": asdict(settings), "provenance": machine}
 
     def add(self, cell: Cell, row: dict[str, Any]) -> None:
-        """Keep a row with its ratios to `trl_sft` of the same group (shape, checkpointing, value of the sweep)."""
-        if cell.path == BASELINE and "error" not in row:
-            self._baselines[cell.group] = row
-        first = self._baselines.get(cell.group, {})
-        for name, figure in (("x_trl_sft", "median_ms"), ("x_memory", "peak_mib")):
-            row[name] = _ratio(row.get(figure), first.get(figure))
+        """Keep a row with its ratios to TRL's of the same group (shape, checkpointing, value of the sweep)."""
+        if cell.path in TRL and "error" not in row:
+            self._baselines[cell.path, cell.group] = row
+        ratios = (("x_trl_sft", BASELINE, "median_ms"), ("x_memory", BASELINE, "peak_mib"))
+        for name, path, figure in (*ratios, ("x_trl_best", BEST, "median_ms")):
+            row[name] = _ratio(row.get(figure), self._baselines.get((path, cell.group), {}).get(figure))
         self._keep("row", self.rows, row)
 
     def add_drift(self, cell: Cell, again: dict[str, Any]) -> None:
         """Note how the baseline, measured again, compares with its first figure, unless either failed."""
-        first = self._baselines.get(cell.group)
+        first = self._baselines.get((BASELINE, cell.group))
         if first is not None and "error" not in again:
             kept = {name: again[name] for name in ("shape", "checkpointing", "median_ms")}
             kept["x_first"] = _ratio(again["median_ms"], first["median_ms"])
@@ -242,14 +243,17 @@ def _trained(cell: Cell, cache: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder, unhashed, _captured() as said:
         trainer = build(cell, Material.of(cell), Path(folder), cache, [clock])
         counted = trainer.data_collator = CountedCollator(trainer.data_collator)
-        if cell.path != BASELINE:
+        if cell.path not in TRL:
             trainer.step_listeners.append(lambda row: events.update([row["event"]] if "event" in row else []))
-        trainer.train()
+        # Liger puts its kernels into the module of the architecture too, where the next paths would run them.
+        with patch.dict(vars(sys.modules[type(trainer.model.get_base_model()).__module__])):
+            trainer.train()
         peak, reserved = _mib("max_memory_allocated"), _mib("max_memory_reserved")
         tokens = counted.tokens[cell.warm_up : cell.warm_up + cell.steps]
         tokens += _safety_tokens(trainer, cell)
+        trl = {"trl": found_in_trl(trainer)} if cell.path in TRL else {}
     return {**step_figures(clock.seconds[cell.warm_up :], sum(tokens)), "peak_mib": peak, "reserved_mib": reserved,
-            "before_mib": before, "events": dict(events), "log": said}  # fmt: skip
+            "before_mib": before, "events": dict(events), "log": said, **trl}  # fmt: skip
 
 
 def step_figures(seconds: list[float], tokens: int) -> dict[str, Any]:

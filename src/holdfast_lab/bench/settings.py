@@ -9,9 +9,10 @@ from typing import Any
 from holdfast.core.errors import ConfigError
 from holdfast.core.units import UNITS
 
-BASELINE = "trl_sft"
+BASELINE, BEST = TRL = ("trl_sft", "trl_best")
 PATHS = {
     BASELINE: "trl.SFTTrainer at its defaults, no packing",
+    BEST: "the same without padding; flash-attention and Liger's kernels where they are installed",
     "sft": "SafeSFTTrainer without a constraint, packed and recorded where that is possible",
     "two_pass": "task and safety batch one after the other",
     "fused": "both gradients from one pass",
@@ -26,6 +27,12 @@ SWEEPS = {
 }
 SWEPT_PATHS = (BASELINE, "two_pass", "holdfast")
 TASKS = ("sst2", "ag_news", "gsm8k")
+ADAPTED = ("q_proj", "k_proj", "v_proj")  # a hybrid has these in its full-attention layers alone
+EVERY = "all-linear"
+MODULES = (
+    EVERY, *ADAPTED, "o_proj", "gate_proj", "up_proj", "down_proj",
+    "in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj",  # of linear attention
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +45,7 @@ class Sizes:
     batch: int = 10
     safety_batch: int = 10
     rank: int = 32
+    target_modules: tuple[str, ...] = ADAPTED  # what LoRA adapts, of `MODULES`
     tau: float = 0.1
     # unit: not of `run_file`. tau: of every constraint; a tiny one (1e-6) makes the filter correct nearly every step
     unit: str = "nll_token"
@@ -82,7 +90,7 @@ class Settings(Sizes):
         names: list[tuple[str, Iterable[str], Iterable[str]]] = [
             ("--shape", self.shapes, SHAPES), ("--task", [self.task], TASKS), ("--paths", self.paths, PATHS),
             ("--checkpointed-paths", self.checkpointed_paths, PATHS), ("--unit", [self.unit], UNITS),
-            ("--sweep", [self.sweep], ["", *SWEEPS]),
+            ("--sweep", [self.sweep], ["", *SWEEPS]), ("--target-modules", self.target_modules, MODULES),
         ]  # fmt: skip
         for option, given, known in names:
             if unknown := [name for name in given if name not in known]:
@@ -128,7 +136,6 @@ class Settings(Sizes):
 SHAPES: dict[str, dict[str, Any]] = json.loads(
     files("holdfast_lab.bench").joinpath("shapes.json").read_text(encoding="utf-8")
 )
-ADAPTED = ("q_proj", "k_proj", "v_proj")  # what LoRA adapts; a hybrid has these in its full-attention layers alone
 
 
 def empty_model(shape: str, **changes: Any) -> Any:

@@ -8,7 +8,7 @@ from holdfast.cli.options import Opt
 from holdfast.cli.terminal import interruptible, quiet_libraries, say
 from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.core.units import UNITS
-from holdfast_lab.bench.settings import PATHS, SHAPES, SWEEPS, TASKS, Settings
+from holdfast_lab.bench.settings import ADAPTED, MODULES, PATHS, SHAPES, SWEEPS, TASKS, Settings
 
 COLUMNS = (
     ("median ms", "median_ms", ".1f"), ("p90 ms", "p90_ms", ".1f"), ("× TRL", "x_trl_sft", ".2f"),
@@ -31,7 +31,10 @@ def bench(
     ] = None,
     batch: Annotated[int, Opt(help="Task rows a step.")] = 10,
     safety_batch: Annotated[int, Opt(help="Safety rows a step.")] = 10,
-    rank: Annotated[int, Opt(help="Of LoRA on q, k and v.")] = 32,
+    rank: Annotated[int, Opt(help="Of LoRA.")] = 32,
+    target_modules: Annotated[
+        list[str] | None, Opt(help=f"What LoRA adapts: {', '.join(MODULES)}. [default: {','.join(ADAPTED)}]")
+    ] = None,
     tau: Annotated[float, Opt(help="Of the constraint; 1e-6 makes the filter correct nearly every step.")] = 0.1,
     unit: Annotated[str, Opt(help=f"Of the constraint: {', '.join(UNITS)}.")] = "nll_token",
     options: Annotated[str, Opt(help="Of the defense holdfast, such as 'anchor=true every=4'.")] = "",
@@ -57,7 +60,8 @@ def bench(
         shapes=tuple(_parts(shape or [])), task=task, paths=tuple(_parts(paths or [])), steps=steps, warm_up=warm_up,
         checkpointing=_MODES[checkpointing], checkpointed_paths=tuple(_parts(checkpointed_paths or [])),
         batch=batch, safety_batch=safety_batch, rank=rank, tau=tau, unit=unit, options=options,
-        sweep=sweep or "", values=tuple(_numbers(values)), reference=reference, drift=drift, cudnn=cudnn,
+        target_modules=tuple(_parts(target_modules or [])) or ADAPTED, sweep=sweep or "",
+        values=tuple(_numbers(values)), reference=reference, drift=drift, cudnn=cudnn,
     )  # fmt: skip
     if output.suffix != ".json":
         raise ConfigError(f"--output {output}: expected a .json file", remedy="for example out/speed.json")
@@ -102,3 +106,5 @@ def _show(kind: str, found: dict[str, Any]) -> None:
         return
     printed = ("-" if found[key] is None else format(found[key], form) for _, key, form in COLUMNS)
     say(start + "".join(f"{figure:>11s}" for figure in printed))
+    if "trl" in found:
+        say(f"{'':14s} {', '.join([*(f'{name} {value}' for name, value in found['trl'].items()), *found['log']])}")

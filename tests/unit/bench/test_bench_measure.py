@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
+import transformers.trainer
+from transformers.models.llama import modeling_llama
 
 from holdfast.core.errors import UnsupportedError
 from holdfast.training import fingerprint as training
+from holdfast_lab.bench import paths
 from holdfast_lab.bench import run as measuring
-from holdfast_lab.bench.paths import CONSTRAINT_ROWS, safety_pairs, task_pairs
+from holdfast_lab.bench.paths import CONSTRAINT_ROWS, Material, best_of_trl, build, safety_pairs, task_pairs
 from holdfast_lab.bench.run import measure, reference_throughput, step_figures
 from holdfast_lab.bench.settings import Settings
 
@@ -34,6 +38,105 @@ def test_tokens_are_those_of_the_rows_without_padding(path, tmp_path):
         assert sum(row["events"].values()) == 2
     assert tokens(row) == pytest.approx(expected, rel=1e-3)
     assert row["peak_mib"] is None or row["peak_mib"] > 0
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Says which packages there are, on a machine without a GPU: `installed("flash_attn_2", "liger_kernel")`."""
+
+    def only(*names: str) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        for name in ("flash_attn_2", "flash_attn_3", "liger_kernel"):
+            monkeypatch.setattr(paths, f"is_{name}_available", lambda name=name: name in names)
+        monkeypatch.setattr(paths, "find_spec", lambda name: name in names or None)
+
+    return only
+
+
+def test_trl_without_padding_takes_the_same_rows_a_step(tmp_path, installed):
+    installed()
+    padded, best = (measure(CELLS[path], tmp_path) for path in ("trl_sft", "trl_best"))
+    assert tokens(best) == pytest.approx(tokens(padded), rel=1e-3)
+    assert padded["trl"] == {"padding_free": False, "packing": False, "attention": "sdpa", "liger": False}
+    assert best["trl"] == padded["trl"] | {"padding_free": True}
+    assert padded["log"] == []
+    assert "no flash-attention" in best["log"][0]
+    assert "trl" not in measure(CELLS["sft"], tmp_path)
+
+
+def test_trl_without_padding_trains_the_same(tmp_path, installed, monkeypatch):
+    """A row of a batch sees no other; where positions run on from one to the next, it does."""
+    installed()
+
+    def loss(path: str) -> float:
+        trainer = build(CELLS[path], Material.of(CELLS[path]), tmp_path, tmp_path, [])
+        return float(trainer.train().training_loss)
+
+    padded = loss("trl_sft")
+    assert loss("trl_best") == pytest.approx(padded, rel=1e-6)
+    inner = modeling_llama.LlamaModel.forward
+    monkeypatch.setattr(
+        modeling_llama.LlamaModel, "forward", lambda self, *_, position_ids, **given: inner(self, **given)
+    )
+    assert loss("trl_best") != pytest.approx(padded, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("names", "attention", "liger"),
+    [
+        (("flash_attn_2",), ["flash_attention_2"], False),
+        (("flash_attn_2", "flash_attn_3", "liger_kernel"), ["flash_attention_3"], True),
+        (("liger_kernel",), [], True),
+    ],
+)
+def test_the_best_of_trl_is_what_is_installed(installed, monkeypatch, names, attention, liger):
+    installed(*names)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    asked: list[str] = []
+    model = SimpleNamespace(config=SimpleNamespace(), set_attn_implementation=asked.append)
+    assert best_of_trl(model)["use_liger_kernel"] is liger
+    assert asked == attention
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert best_of_trl(model)["use_liger_kernel"] is False
+
+
+@pytest.mark.parametrize("there", [(), ("fla",), ("causal_conv1d",)])
+def test_trl_without_padding_is_refused_where_rows_would_run_together(tmp_path, installed, there):
+    installed(*there)
+    row = measure(replace(CELLS["trl_best"], shape="tiny-hybrid"), tmp_path)
+    assert "no flash-linear-attention and causal-conv1d" in row["error"]
+    installed("fla", "causal_conv1d")
+    assert best_of_trl(SimpleNamespace(config=SimpleNamespace(layer_types=["linear_attention"])))["padding_free"]
+
+
+def test_liger_is_recorded_and_stays_with_its_path(tmp_path, installed, monkeypatch):
+    """It changes the modules of the model, and in the architecture's module what later models are made of."""
+    installed("liger_kernel")
+    found = []
+
+    def forward(self, states):
+        return modeling_llama.LlamaRMSNorm.forward(self, states)
+
+    forward.__module__ = "liger_kernel.transformers.rms_norm"
+
+    def apply(model, config):
+        norm = model.get_base_model().model.norm
+        norm.forward = MethodType(forward, norm)
+        monkeypatch.setattr(modeling_llama, "LlamaMLP", object)
+        found.append((modeling_llama.LlamaMLP, config))
+
+    monkeypatch.setattr(transformers.trainer, "apply_liger_kernel", apply)
+    monkeypatch.setattr(measuring, "build", lambda *given: _with_liger(build(*given)))
+    before = modeling_llama.LlamaMLP
+    assert measure(CELLS["trl_best"], tmp_path)["trl"]["liger"] is True
+    assert found == [(object, None)]
+    assert modeling_llama.LlamaMLP is before
+
+
+def _with_liger(trainer):
+    """Asked for after the trainer's own look at the machine, which has no GPU."""
+    trainer.args.use_liger_kernel = True
+    return trainer
 
 
 def test_warm_up_steps_do_not_count(tmp_path):

@@ -14,7 +14,10 @@ from holdfast_lab.bench.run import Record, run
 from holdfast_lab.bench.settings import Settings
 
 PNG = b"\x89PNG"
-MEDIANS = {"trl_sft": 100.0, "sft": 90.0, "two_pass": 200.0, "fused": 130.0, "holdfast": 110.0, "run_file": 120.0}
+MEDIANS = {
+    "trl_sft": 100.0, "trl_best": 80.0, "sft": 90.0, "two_pass": 200.0, "fused": 130.0, "holdfast": 110.0,
+    "run_file": 120.0,
+}  # fmt: skip
 
 
 def figures(cell, scale: float = 1.0) -> dict:
@@ -48,7 +51,8 @@ def test_ratios_are_to_the_baseline_of_the_same_checkpointing(tmp_path, measured
     for on in (True, False):
         assert by["two_pass", on]["x_trl_sft"] == pytest.approx(2.0)
         assert by["holdfast", on]["x_memory"] == pytest.approx(1.1)
-        assert by["trl_sft", on]["x_trl_sft"] == 1.0
+        assert by["trl_sft", on]["x_trl_sft"] == by["trl_best", on]["x_trl_best"] == 1.0
+        assert by["holdfast", on]["x_trl_best"] == pytest.approx(110 / 80)
 
 
 def test_order_warm_up_and_the_second_baseline(tmp_path, measured):
@@ -92,6 +96,7 @@ def test_a_failing_baseline_leaves_ratios_open(tmp_path, measured):
     record = run(Settings(shapes=("tiny",)), tmp_path / "speed.json", lambda *_: None)
     assert {row["x_trl_sft"] for row in record.rows} == {None}
     assert record.drift == []
+    assert {row["x_trl_best"] for row in record.rows} == {None, *(MEDIANS[p] / 80 for p in MEDIANS if p != "trl_sft")}
 
 
 def test_the_file_is_complete_after_every_row(tmp_path, measured):
@@ -107,6 +112,7 @@ def test_the_file_is_complete_after_every_row(tmp_path, measured):
     assert set(stored) == {"version", "rows", "drift", "reference", "settings", "provenance"}
     assert set(stored["provenance"]) == {"versions", "commit", "hardware", "kernels"}
     assert stored["settings"]["shapes"] == ["tiny"]
+    assert stored["settings"]["target_modules"] == ["q_proj", "k_proj", "v_proj"]
 
 
 def test_a_sweep_is_compared_value_by_value(tmp_path, measured):

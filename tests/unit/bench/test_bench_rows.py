@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
@@ -52,6 +53,16 @@ def test_trl_reads_the_same_lengths(tmp_path):
     data = build(cell, material, tmp_path, tmp_path, []).train_dataset
     assert [counted(labels) for labels in data["labels"]] == task_pairs("sst2", 20, seed=cell.seed)
     assert word_tokenizer().unk_token_id not in {i for ids in data["input_ids"] for i in ids}
+
+
+@pytest.mark.parametrize("path", ["trl_sft", "trl_best", "holdfast"])
+@pytest.mark.parametrize("given", [("q_proj", "up_proj"), ("all-linear",), ("all-linear", "q_proj")])
+def test_the_adapter_is_on_the_modules_asked_for(tmp_path, path, given):
+    cell = replace(next(cell for cell in SMALL.cells("tiny") if cell.path == path), target_modules=given)
+    trained = [n for n, p in build(cell, Material.of(cell), tmp_path, tmp_path, []).model.named_parameters()
+               if p.requires_grad]  # fmt: skip
+    every = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert {name.split(".")[-4] for name in trained} == (every if "all-linear" in given else set(given))
 
 
 def test_ids_fit_every_vocabulary():

@@ -43,6 +43,7 @@ def test_a_sweep_has_values_of_its_own():
         ({"task": "mnli"}, "mnli"),
         ({"paths": ("sft", "fast")}, "fast"),
         ({"checkpointed_paths": ("fast",)}, "--checkpointed-paths: unknown fast"),
+        ({"target_modules": ("q_proj", "kproj")}, "--target-modules: unknown kproj"),
         ({"sweep": "width"}, "width"),
         ({"values": (1,)}, "--values without --sweep"),
         ({"sweep": "length", "values": (2,)}, "--values is 2, expected at least 3"),

@@ -9,7 +9,7 @@ import torch
 from benchmarks.shapes import NAMES
 from transformers import AutoModelForCausalLM
 
-from holdfast_lab.bench.settings import ADAPTED, SHAPES, empty_model, random_model
+from holdfast_lab.bench.settings import ADAPTED, EVERY, MODULES, SHAPES, empty_model, random_model
 
 PARAMETERS = {"llama-3.1-8b": 8_030_261_248, "qwen3.5-4b": 4_205_751_296, "smollm2-135m": 134_515_008}
 SMALL = ["tiny", "tiny-hybrid"]
@@ -59,3 +59,9 @@ def test_the_same_seed_gives_the_same_weights():
 def test_a_hybrid_has_adapted_modules():
     names = [name for name, _ in random_model("tiny-hybrid").named_modules() if name.endswith(ADAPTED)]
     assert len(names) == len(ADAPTED)  # one full-attention layer
+
+
+def test_every_linear_layer_but_the_head_can_be_named():
+    models = [empty_model(shape) for shape in SHAPES]
+    linear = {name for model in models for name, one in model.named_modules() if isinstance(one, torch.nn.Linear)}
+    assert {EVERY} | {name.rpartition(".")[2] for name in linear} - {"lm_head"} == set(MODULES)

@@ -89,3 +89,11 @@ def test_results_measured_otherwise_are_not_drawn_under_one_heading(tmp_path, ca
     assert main([*files, "--picture", str(tmp_path / "x.png")]) == 2
     assert "another rank cannot be drawn together: 8 and 16" in capsys.readouterr().err
     assert not (tmp_path / "x.png").exists()
+
+
+def test_results_without_target_modules_are_of_q_k_and_v(tmp_path, capsys):
+    named = [{}, {"target_modules": ["q_proj", "k_proj", "v_proj"]}, {"target_modules": ["all-linear"]}]
+    older, same, other = (stored(tmp_path, str(n), ROW, **one) for n, one in enumerate(named))
+    assert main([older, same, "--picture", str(tmp_path / "x.png")]) == 0
+    assert main([older, other, "--picture", str(tmp_path / "y.png")]) == 2
+    assert "another target_modules cannot be drawn together" in capsys.readouterr().err

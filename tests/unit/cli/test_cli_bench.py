@@ -28,6 +28,8 @@ def test_every_path_of_a_tiny_model(holdfast, tmp_path, monkeypatch):
         assert len(row["steps_ms"]) == 2
         assert f"tiny           {row['path']:9s} off " in out
     assert rows[0]["x_trl_sft"] == 1.0
+    assert "padding_free False, packing False" in out
+    assert "padding_free True, packing False" in out
     assert "trl_sft measured again" in out
     assert "of the bare forward pass" in out
 
@@ -37,6 +39,7 @@ def test_every_path_of_a_tiny_model(holdfast, tmp_path, monkeypatch):
     [
         (["--shape", "huge"], "huge"),
         (["--shape", "tiny", "--paths", "sft,fast"], "fast"),
+        (["--shape", "tiny", "--target-modules", "q_proj,lm_head"], "--target-modules: unknown lm_head"),
         (["--shape", "tiny", "--sweep", "batch", "--values", "2,x"], "expected whole numbers"),
         (["--shape", "tiny", "--output", "speed.txt"], "expected a .json file"),
     ],
@@ -56,6 +59,18 @@ def test_names_and_values_separated_by_commas(holdfast, monkeypatch, tmp_path):
     assert asked[0].shapes == ("tiny", "tiny-hybrid")
     assert asked[0].paths == ("trl_sft", "fused")
     assert (asked[0].values, asked[0].checkpointing) == ((2, 4), (True,))
+    assert asked[0].target_modules == ("q_proj", "k_proj", "v_proj")
+
+
+def test_target_modules_are_measured_and_recorded(holdfast, tmp_path):
+    output = tmp_path / "x.json"
+    holdfast(
+        "bench", "--shape", "tiny", "--steps", 1, "--warm-up", 0, "--paths", "trl_best,holdfast", "--no-drift",
+        "--checkpointing", "off", "--no-reference", "--target-modules", "o_proj, down_proj", "--output", output,
+    )  # fmt: skip
+    found = json.loads(output.read_text())
+    assert found["settings"]["target_modules"] == ["o_proj", "down_proj"]
+    assert [row.get("error") for row in found["rows"]] == [None, None]
 
 
 def failed(cell, _cache):
