@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -356,7 +355,7 @@ def test_a_cell_that_fails_is_tried_once_more_after_the_others():
 
 
 def test_a_large_model_takes_the_room_of_two(tmp_path):
-    running, most, lock = [], [], threading.Lock()
+    running, most, lock, full = [], [], threading.Lock(), threading.Event()
 
     class Counting(schedule.Worker):
         def __init__(self):
@@ -366,7 +365,9 @@ def test_a_large_model_takes_the_room_of_two(tmp_path):
             with lock:
                 running.append(2 if name.startswith("big") else 1)
                 most.append(sum(running))
-            time.sleep(0.02)
+            if most[-1] == 4:
+                full.set()
+            full.wait(10)  # until all four places were taken once
             with lock:
                 running.remove(2 if name.startswith("big") else 1)
             return "done"
@@ -376,7 +377,7 @@ def test_a_large_model_takes_the_room_of_two(tmp_path):
 
         kill = close
 
-    names = [f"{size}{i}" for i in range(6) for size in ("big", "small")]
+    names = [f"{size}{i}" for size in ("big", "small") for i in range(6)]
     slots = {name: 2 for name in names if name.startswith("big")}
     schedule.run_all(schedule.Queue(names), [Counting() for _ in range(4)], tmp_path, 9, slots)
     assert len(most) == 12
