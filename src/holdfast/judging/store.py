@@ -8,6 +8,7 @@ file is the owner's alone, since replies may be harmful.
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -115,10 +116,12 @@ def replies(
         store = _opened(store_path, header, engine, max_new_tokens)
         new = _not_in(store, examples)
         there = [store[example.id] for example in examples if example.id in store]
+        uses, done = Counter(example.id for example in examples), 0
         for batch in chain([there], engine.generate(new, max_new_tokens=max_new_tokens) if new else ()):
             store.append(batch)
+            done += sum(uses.pop(reply.id, 0) for reply in batch)  # not counted anew: an endpoint gives one at a time
             if progress is not None:
-                progress(sum(example.id in store for example in examples))
+                progress(done)
             if seen is not None:
                 seen(batch)
     if without := sum(example.id not in store for example in examples):

@@ -94,6 +94,15 @@ def test_an_interrupted_run_is_resumed_by_id(path):
     assert told == [4, 6, 8, 9]
 
 
+def test_a_prompt_that_is_asked_twice_counts_twice(path):
+    asked = [*examples(3), *examples(2)]
+    told: list[int] = []
+    run(path, Fake(size=1), asked=asked, progress=told.append)
+    assert told == [0, 2, 4, 5]
+    run(path, asked=asked, progress=told.append)
+    assert told[4:] == [5]
+
+
 def test_more_prompts_later_ask_for_those_alone(path):
     run(path, asked=examples(4))
     engine = Fake()
