@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from holdfast.certification.kept import Kept, Shown, degraded_words, failures, stored_figures, way_back
+from holdfast.certification.kept import Shown, degraded_words, failures, stored_figures, way_back
 from holdfast.cli.check import left_out
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
 from holdfast.cli.progress import show_progress
@@ -104,29 +104,29 @@ def _show(result: RunResult, config: RunConfig, constrains: bool, seconds: float
         why = "none of them has a prompt to ask" if found.get("unaskable") else "`safety: auto` asks their prompts"
         say(f"the task's rows were not screened: {why}")
     if found.get("dropped"):
-        where = f" ({lines})" if (lines := conflict_lines(result.folder)) else ""
+        where = f" ({lines})" if (lines := conflict_lines(result.folder, dropped=True)) else ""
         say(
             f"look through the rows that were left out{where}: {result.folder / CONFLICTS};"
             " a model that refuses too much refuses some of them"
         )
     if found.get("asked_rows") and config.screening.judge is None:
         say("rows whose prompts the model answers are trained on; `screening: {judge: NAME}` reads their targets")
-    verdict, folder = _verdict(figures), shlex.quote(str(result.folder))
-    if verdict:
-        say(verdict)
-    certify = f"; holdfast certify {folder} asks prompts that nothing has touched" if "not shown" in verdict else ""
-    say(f"next: holdfast report {folder}{certify}")
+    for line in _ending([figure.shown for figure in figures.values()], shlex.quote(str(result.folder))):
+        say(line)
 
 
-def _verdict(figures: Mapping[str, Kept]) -> str:
-    """Whether behaviour was kept, in a sentence; empty where it was lost, which is said with its remedy."""
-    shown = [figure.shown for figure in figures.values()]
+def _ending(shown: Sequence[Shown], folder: str) -> list[str]:
+    """Whether behaviour was kept, in a sentence, and what to do next; what was lost is said with its remedy."""
+    report = f"next: holdfast report {folder}"
     if not shown or Shown.OVER in shown:
-        return ""
+        return [report]
     if open_ := shown.count(Shown.NOT_SHOWN):
         few = "limits are not shown to hold on so few prompts"
-        return f"no loss beyond a limit was found; {open_} of {len(shown)} {few}"
-    return "behaviour was kept: every limit is shown to hold on the prompts that were watched"
+        return [
+            f"no loss beyond a limit was found; {open_} of {len(shown)} {few}",
+            f"{report}; holdfast certify {folder} asks prompts that nothing has touched",
+        ]
+    return ["behaviour was kept: every limit is shown to hold on the prompts that were watched", report]
 
 
 def screening_lines(found: Mapping[str, Any] | None) -> list[str]:

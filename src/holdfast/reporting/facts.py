@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast.core.errors import CheckpointError
+from holdfast.core.files import read_plain_file
 from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.reporting.evidence import Evidence, SafetyEvidence
 from holdfast.reporting.fields import Fields
@@ -67,13 +69,15 @@ def task_loss(events: Sequence[Mapping[str, Any]]) -> list[str]:
 MOST_LINES = 10
 
 
-def conflict_lines(run: Path) -> str:
-    """Where the conflicts of a run stand in their file: `lines 3, 17`; empty where that is not known."""
+def conflict_lines(run: Path, *, dropped: bool = False) -> str:
+    """Where a run's conflicts stand in their file, or those that were left out: `lines 3, 17`; empty if not known."""
     try:
-        rows = [json.loads(line) for line in (run / CONFLICTS).read_text(encoding="utf-8").splitlines()]
-        lines = sorted(int(row["line"]) for row in rows if row["line"] is not None)
-    except (OSError, ValueError, KeyError, TypeError):
+        listed = read_plain_file(run / CONFLICTS, remedy="")
+        rows = [json.loads(line) for line in listed.splitlines()]
+        chosen = [row["line"] for row in rows if row["dropped"] or not dropped]
+    except (CheckpointError, ValueError, LookupError, TypeError):
         return ""
+    lines = sorted(line for line in chosen if isinstance(line, int))
     if not lines:
         return ""
     more = f" and {len(lines) - MOST_LINES:,} more" if len(lines) > MOST_LINES else ""

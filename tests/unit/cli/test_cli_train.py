@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from holdfast.certification.kept import Kept
-from holdfast.cli.train import _verdict
+from holdfast.cli.train import _ending
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
 from holdfast.core.event_log import read
 from holdfast.core.file_lock import RunLock
@@ -34,12 +34,13 @@ def finished(tmp_path_factory, tiny_model, write_run_file):
 
 
 def test_the_end_says_in_a_sentence_what_was_kept():
-    kept = {"few": Kept(20, 20, 0.05), "many": Kept(200, 200, 0.05), "lost": Kept(100, 200, 0.05)}
-    few = _verdict({"a": kept["few"], "b": kept["many"]})
-    assert few.startswith("no loss beyond a limit was found; 1 of 2 limits are not shown to hold")
-    assert _verdict({"b": kept["many"]}).startswith("behaviour was kept")
-    assert _verdict({"a": kept["many"], "b": kept["lost"]}) == "", "the loss is said with its remedy"
-    assert _verdict({}) == ""
+    few, many, lost = (Kept(*one, 0.05).shown for one in ((20, 20), (200, 200), (100, 200)))
+    sentence, step = _ending([few, many], "out")
+    assert sentence.startswith("no loss beyond a limit was found; 1 of 2 limits are not shown to hold")
+    assert step == "next: holdfast report out; holdfast certify out asks prompts that nothing has touched"
+    assert _ending([many], "out")[0].startswith("behaviour was kept")
+    assert _ending([many, lost], "out") == ["next: holdfast report out"], "the loss is said with its remedy"
+    assert _ending([], "out") == ["next: holdfast report out"]
 
 
 def test_a_run_writes_its_folder(finished):

@@ -110,9 +110,17 @@ def test_the_lines_of_conflicts_are_listed_up_to_ten(tmp_path):
     listed = tmp_path / "screening" / "conflicts.jsonl"
     assert conflict_lines(tmp_path) == ""
     listed.parent.mkdir()
-    listed.write_text('{"line": 17}\n{"line": 3}\n')
+    listed.write_text('{"line": 17, "dropped": true}\n{"line": 3, "dropped": false}\n')
     assert conflict_lines(tmp_path) == "lines 3, 17"
-    listed.write_text('{"line": null}\n')
-    assert conflict_lines(tmp_path) == "", "a data set without lines"
-    listed.write_text("".join(f'{{"line": {n}}}\n' for n in range(1, 13)))
+    assert conflict_lines(tmp_path, dropped=True) == "line 17"
+    for strange in (
+        '{"line": null, "dropped": true}',
+        '{"line": Infinity, "dropped": true}',
+        "[1]",
+        "{",
+        '{"line": 3}',
+    ):
+        listed.write_text(f"{strange}\n")
+        assert conflict_lines(tmp_path) == ""
+    listed.write_text("".join(f'{{"line": {n}, "dropped": true}}\n' for n in range(1, 13)))
     assert conflict_lines(tmp_path) == "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more"
