@@ -15,6 +15,8 @@ from holdfast.core.errors import CheckpointError, ConfigError, HoldfastError, Re
 
 LOCK_FILE = "run.lock"
 ATTEMPTS = 10
+QUIET = 1.0
+"""Seconds of waiting before it is said: writing a batch of replies takes less."""
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ def locked(path: Path) -> Iterator[None]:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(blocking=False)
+            lock.acquire(timeout=QUIET)
         except Timeout:
             logger.info("waiting for %s: another process works on it", path)
             lock.acquire()

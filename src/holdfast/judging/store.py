@@ -145,7 +145,7 @@ def replies(
             if progress is not None:
                 progress(done)
             if seen is not None:
-                seen(batch)
+                seen([store[reply.id] for reply in batch])  # of another process where that was first
     if without := sum(example.id not in store for example in examples):
         what = f"engine {engine.name!r} gave no reply to {without} of {len(examples)} prompts"
         raise ResourceError(what, remedy="start again: the replies that are there are kept")

@@ -229,6 +229,23 @@ def test_a_reply_that_another_process_has_written_stays(path):
     assert ReplyStore(path, HEADER) == {**one, **other}
 
 
+def test_whoever_looks_at_the_replies_sees_those_that_are_stored(path):
+    class Theirs(Fake):
+        def generate(self, asked, *, max_new_tokens):
+            yield [Reply(example.id, "theirs", truncated=False, tokens=1) for example in asked]
+
+    class Late(Fake):
+        def generate(self, asked, *, max_new_tokens):
+            run(path, Theirs(), asked=examples(1))
+            yield from super().generate(asked, max_new_tokens=max_new_tokens)
+
+    seen: dict[str, str] = {}
+    look = lambda batch: seen.update({reply.id: reply.text for reply in batch})  # noqa: E731
+    made = replies(path, HEADER, examples(3), Late(), max_new_tokens=5, seen=look)
+    assert seen == {reply.id: reply.text for reply in made}
+    assert made[0].text == "theirs"
+
+
 def test_a_line_that_another_process_left_unfinished_is_dropped_before_the_next(path):
     store = ReplyStore(path, HEADER)
     with path.open("ab") as handle:
