@@ -170,10 +170,14 @@ def say(work: Path, text: str) -> None:
 
 
 def cells_of(groups: Sequence[str], only: Sequence[str] = ()) -> list[Cell]:
-    """The cells of the groups, each once, in their order; only those whose name has all the given parts."""
-    plan = read_plan()
-    found = dict.fromkeys(cell for group in groups for cell in plan.cells(group))
-    return [cell for cell in found if all(part in cell.name.split(".") or part in cell.name for part in only)]
+    """The cells of the groups, each once, in their order; only those whose name has all the given parts.
+
+    `GROUP:PART:PART` asks for parts of one group alone.
+    """
+    plan, found = read_plan(), []
+    for group, *own in (text.split(":") for text in groups):
+        found += [cell for cell in plan.cells(group) if all(part in cell.name for part in (*own, *only))]
+    return list(dict.fromkeys(found))
 
 
 def waiting(cells: Sequence[Cell], work: Path) -> list[str]:
@@ -218,7 +222,7 @@ def _end(work: Path, name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the cells of some groups.")
     parser.add_argument("work", type=Path)
-    parser.add_argument("--groups", nargs="+", required=True, help="Of cells.yaml, or `tuning`.")
+    parser.add_argument("--groups", nargs="+", required=True, help="Of cells.yaml, or `tuning`; tuning:0.5b is a part.")
     parser.add_argument("--only", nargs="*", default=[], help="Parts that a cell's name must have, such as sst2 p0.5.")
     parser.add_argument("--width", type=int, default=14, help="Workers side by side.")
     parser.add_argument("--judge", type=Path, help="Folder of the judge.")

@@ -443,6 +443,8 @@ def test_a_worker_that_dies_or_hangs_costs_its_cell_alone(tmp_path):
 def test_finished_cells_are_skipped_and_failures_are_shown(tmp_path):
     chosen = schedule.cells_of(["against05"], ["s1", "p0.5"])
     assert all(one.seed == 1 for one in chosen)
+    both = schedule.cells_of(["against05:s1:p0.5", "main05:gsm8k"])
+    assert both == [*chosen, *schedule.cells_of(["main05"], ["gsm8k"])]
     for name in ("results", "logs"):
         (tmp_path / name).mkdir()
     shipped = {"training": None, "evaluation": None}
