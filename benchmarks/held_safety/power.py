@@ -3,8 +3,9 @@
     python -m benchmarks.held_safety.power benchmarks/results/held_safety
 
 For each task: in how many pairs of two runs of plain SFT, which differ in the seed alone, one misses T against the
-other; and the accuracy of `auto` minus plain SFT's over all ratios up to p = 0.5, with both one-sided 95 % bounds. With
-`--look FOLDER` the runs of `auto` are from there. Both were looked at after the endpoints were, and decide nothing.
+other, each pair both ways; and the accuracy of `auto` minus plain SFT's over all ratios up to p = 0.5. With `--look
+FOLDER` the runs of `auto` are from there, and their HS minus that of the results' own `auto` follows, over the cells
+that both have. Bounds are one-sided, 95 %. All of it was looked at after the endpoints were, and decides nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.held_safety.bounds import Difference, columns, difference
 from benchmarks.held_safety.records import Record, evaluated, read_records
-from benchmarks.held_safety.table import TASK_LIMIT, TASKS, looked
+from benchmarks.held_safety.table import NOTHING, TASK_LIMIT, TASKS, looked
 
 RATIOS = (0, 0.05, 0.25, 0.5)
 HEAD = ("| model | task | plain SFT misses T against itself | `auto` minus SFT, all p (bounds) | runs |",
@@ -33,13 +34,15 @@ def against_itself(records: Sequence[Record], model: str, task: str) -> tuple[in
     return sum(missed), len(missed)
 
 
-def over_ratios(records: Sequence[Record], model: str, task: str) -> Difference:
+def over_ratios(records: Sequence[Record], model: str, task: str) -> Difference | None:
     """`auto` minus plain SFT; every run with a ratio and a seed of its own counts as one that was drawn."""
     pairs = []
     for ratio in RATIOS:
         wanted = {"model": model, "part": "reported", "task": task, "poison_ratio": ratio}
         sft = {cell["seed"]: cell for cell in evaluated(records, method="sft", **wanted)}
         pairs += [(cell, sft[cell["seed"]]) for cell in evaluated(records, method="auto", **wanted)]
+    if not pairs:
+        return None
     ours, plain = (columns([cell["evaluation"]["bits"][task] for cell in side]) for side in zip(*pairs, strict=True))
     return difference(ours - plain)
 
@@ -51,9 +54,22 @@ def lines(records: Sequence[Record]) -> list[str]:
         missed, pairs = against_itself(records, model, task)
         pooled = over_ratios(records, model, task)
         itself = f"{missed} of {pairs}" if pairs else "one seed"
-        bounds = f"{pooled.mean:+.3f} ({pooled.lower:+.3f}, {pooled.upper:+.3f})"
-        found.append(f"| {model} | {task} | {itself} | {bounds} | {pooled.seeds} |")
+        runs = 0 if pooled is None else pooled.seeds
+        found.append(f"| {model} | {task} | {itself} | {shown(pooled)} | {runs} |")
     return found
+
+
+def shown(found: Difference | None) -> str:
+    return NOTHING if found is None else f"{found.mean:+.4f} ({found.lower:+.4f}, {found.upper:+.4f})"
+
+
+def between(records: Sequence[Record], look: Sequence[Record], model: str) -> Difference:
+    """HS of the look's runs minus that of the same cells in the records, prompt by prompt."""
+    wanted = {"model": model, "part": "reported", "method": "auto"}
+    here, there = ({one["name"]: one for one in evaluated(side, **wanted)} for side in (records, look))
+    both = [name for name in there if name in here]
+    now, before = (columns([side[name]["evaluation"]["bits"]["harm"] for name in both]) for side in (there, here))
+    return difference(now - before)
 
 
 def main() -> None:
@@ -62,7 +78,11 @@ def main() -> None:
     parser.add_argument("--look", type=Path, help="Folder whose runs of `auto` are taken instead.")
     options = parser.parse_args()
     records = read_records(options.results)
-    print("\n".join(lines(records if options.look is None else looked(records, read_records(options.look)))))
+    look = [] if options.look is None else read_records(options.look)
+    print("\n".join(lines(looked(records, look) if look else records)))
+    for model in sorted({record["model"] for record in look}):
+        found = between(records, look, model)
+        print(f"HS, the look minus the results, {model}: {shown(found)}, {found.seeds} cells")
 
 
 if __name__ == "__main__":

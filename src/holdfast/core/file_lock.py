@@ -15,8 +15,6 @@ from holdfast.core.errors import CheckpointError, ConfigError, HoldfastError, Re
 
 LOCK_FILE = "run.lock"
 ATTEMPTS = 10
-QUIET = 1.0
-"""Seconds of waiting before it is said: writing a batch of replies takes less."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +30,7 @@ def locked(path: Path) -> Iterator[None]:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            lock.acquire(timeout=QUIET)
+            lock.acquire(blocking=False)
         except Timeout:
             logger.info("waiting for %s: another process works on it", path)
             lock.acquire()

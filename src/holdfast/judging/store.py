@@ -3,9 +3,6 @@
 JSON lines: the header, which says what made the replies, then one reply a line. Lines are only ever appended, so that a
 killed process costs its unfinished batch: a last line without its end is dropped, and missing replies are made. The
 file is the owner's alone, since replies may be harmful.
-
-Several processes may add to one file. Those that ask the same prompts wait for each other, so that each reply is made
-once; others ask side by side.
 """
 
 import json
@@ -21,7 +18,6 @@ from typing import Any
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.file_lock import locked
 from holdfast.core.files import write_bytes
-from holdfast.core.hashing import sha256_lines
 from holdfast.data.examples import Example
 from holdfast.judging.engines import Engine
 from holdfast.judging.reply import Progress, Reply
@@ -43,75 +39,57 @@ class ReplyStore(dict[str, Reply]):
         super().__init__()
         self.path = path
         self._header = {"kind": KIND, "version": VERSION, **json.loads(json.dumps(dict(header), allow_nan=False))}
-        self._end = self._lines = 0  # how much of the file has been read
-        with locked(path):
-            try:
-                self._open()
-            except OSError as error:
-                what = f"replies {path} cannot be read or written: {error.strerror}"
-                raise ConfigError(what, remedy="name a place that is writable") from error
+        try:
+            self._open()
+        except OSError as error:
+            what = f"replies {path} cannot be read or written: {error.strerror}"
+            raise ConfigError(what, remedy="name a place that is writable") from error
 
     def __repr__(self) -> str:
         return f"ReplyStore({str(self.path)!r}, {len(self)} replies)"
 
     def append(self, replies: Sequence[Reply]) -> None:
         """Add replies and flush them to disk; an id that is there already keeps its first reply."""
-        if all(reply.id in self for reply in replies):
+        new: dict[str, Reply] = {}
+        for reply in replies:
+            if reply.id not in self:
+                new.setdefault(reply.id, reply)
+        if not new:
             return
-        with locked(self.path):
-            try:
-                self._read_on()  # what other processes added
-                new: dict[str, Reply] = {}
-                for reply in replies:
-                    if reply.id not in self:
-                        new.setdefault(reply.id, reply)
-                # ASCII with escapes: no line separator and no lone surrogate of a reply can break a line.
-                data = "".join(json.dumps(asdict(reply)) + "\n" for reply in new.values()).encode("ascii")
-                self._write(data)
-            except OSError as error:
-                what = f"replies {self.path} cannot be written: {error.strerror}"
-                raise ResourceError(what, remedy="free disk space and start again") from error
-        self.update(new)
-        self._end, self._lines = self._end + len(data), self._lines + len(new)
-
-    def _write(self, data: bytes) -> None:
+        # ASCII with escapes: no line separator and no lone surrogate of a reply can break a line.
+        data = "".join(json.dumps(asdict(reply)) + "\n" for reply in new.values()).encode("ascii")
         try:
-            with self.path.open("ab") as handle:
-                handle.write(data)
-                handle.flush()
-                os.fsync(handle.fileno())
-        except OSError:  # a write that fails half-way leaves nothing behind
-            os.truncate(self.path, self._end)
-            raise
+            size = self.path.stat().st_size
+            try:
+                with self.path.open("ab") as handle:
+                    handle.write(data)
+                    handle.flush()
+                    os.fsync(handle.fileno())
+            except OSError:  # a write that fails half-way leaves nothing behind
+                os.truncate(self.path, size)
+                raise
+        except OSError as error:
+            what = f"replies {self.path} cannot be written: {error.strerror}"
+            raise ResourceError(what, remedy="free disk space and start again") from error
+        self.update(new)
 
     def _open(self) -> None:
         first = (json.dumps(self._header, sort_keys=True, allow_nan=False) + "\n").encode("ascii")
-        line = b""
-        if self.path.exists():
-            with self.path.open("rb") as handle:
-                line = handle.readline()
-        if not line.endswith(b"\n") and first.startswith(line):
+        data = self.path.read_bytes() if self.path.exists() else b""
+        whole, _, torn = data.rpartition(b"\n")
+        if not whole and first.startswith(data):
             write_bytes(self.path, first, mode=MODE)
-            line = first
-        else:
-            self._compare(line if line.endswith(b"\n") else b"")
-            self.path.chmod(MODE)
-        self._end, self._lines = len(line), 1
-        self._read_on()
-
-    def _read_on(self) -> None:
-        """Take what was added to the file; drop an unfinished last line, whose writer was killed."""
-        with self.path.open("rb") as handle:
-            handle.seek(self._end)
-            *lines, torn = handle.read().split(b"\n")
-        for line in lines:
-            self._lines, self._end = self._lines + 1, self._end + len(line) + 1
+            return
+        lines = whole.split(b"\n")
+        self._compare(lines[0])
+        for number, line in enumerate(lines[1:], start=2):
             if (found := _reply(line)) is None:
-                raise CheckpointError(f"replies {self.path}: line {self._lines} is damaged", remedy=_ELSEWHERE)
+                raise CheckpointError(f"replies {self.path}: line {number} is damaged", remedy=_ELSEWHERE)
             self.setdefault(found.id, found)
+        self.path.chmod(MODE)
         if torn:
             logger.info("replies %s: dropped an unfinished last line", self.path)
-            os.truncate(self.path, self._end)
+            os.truncate(self.path, len(whole) + 1)
 
     def _compare(self, line: bytes) -> None:
         try:
@@ -134,7 +112,7 @@ def replies(
 
     `seen` gets those that are there, and then every batch once it is stored; what it raises ends the asking.
     """
-    with locked(_same(store_path, examples)):
+    with locked(store_path):
         store = _opened(store_path, header, engine, max_new_tokens)
         new = _not_in(store, examples)
         there = [store[example.id] for example in examples if example.id in store]
@@ -145,7 +123,7 @@ def replies(
             if progress is not None:
                 progress(done)
             if seen is not None:
-                seen([store[reply.id] for reply in batch])  # of another process where that was first
+                seen(batch)
     if without := sum(example.id not in store for example in examples):
         what = f"engine {engine.name!r} gave no reply to {without} of {len(examples)} prompts"
         raise ResourceError(what, remedy="start again: the replies that are there are kept")
@@ -156,12 +134,8 @@ def missing(
     store_path: Path, header: Mapping[str, Any], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int
 ) -> list[Example]:
     """The examples to which `replies` would have to make a reply, each once."""
-    return _not_in(_opened(store_path, header, engine, max_new_tokens), examples)
-
-
-def _same(store_path: Path, examples: Sequence[Example]) -> Path:
-    """Whose lock is held while these prompts are asked."""
-    return store_path.with_name(f"{store_path.name}.{sha256_lines(example.id for example in examples)[:16]}")
+    with locked(store_path):
+        return _not_in(_opened(store_path, header, engine, max_new_tokens), examples)
 
 
 def _opened(store_path: Path, header: Mapping[str, Any], engine: Engine, max_new_tokens: int) -> ReplyStore:

@@ -61,8 +61,8 @@ def task_loss(events: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     tenth = math.ceil(len(losses) / 10)
     first, last = (sum(part) / tenth for part in (losses[:tenth], losses[-tenth:]))
-    means = f"means of {counted(tenth, 'step')}; a target token has a probability of {percent(math.exp(-last))} then"
-    far = ". That is far from learned: train on more rows or epochs" if last > UNLEARNED else ""
+    means = f"means of {counted(tenth, 'step')}; a target token then has {percent(math.exp(-last))}, geometric mean"
+    far = ". Above 2 a task is often not learned yet: look at some replies" if last > UNLEARNED else ""
     return [f"{first:.4g} at the start, {last:.4g} at the end ({means}){far}"]
 
 
@@ -75,13 +75,14 @@ def conflict_lines(run: Path, *, dropped: bool = False) -> str:
         listed = read_plain_file(run / CONFLICTS, remedy="")
         rows = [json.loads(line) for line in listed.splitlines()]
         chosen = [row["line"] for row in rows if row["dropped"] or not dropped]
-    except (CheckpointError, ValueError, LookupError, TypeError):
+        files = {row["where"].rpartition(":")[0] for row in rows}
+    except (CheckpointError, ValueError, LookupError, TypeError, AttributeError):
         return ""
     lines = sorted(line for line in chosen if isinstance(line, int))
-    if not lines:
+    if not lines or len(files) > 1:  # a line of which of them?
         return ""
     more = f" and {len(lines) - MOST_LINES:,} more" if len(lines) > MOST_LINES else ""
-    return f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines[:MOST_LINES]))}{more}"
+    return f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines[:MOST_LINES]))}{more} of the task file"
 
 
 def _settings(config: Mapping[str, Any]) -> list[Fact]:

@@ -78,7 +78,7 @@ class Settings(Sizes):
     """One benchmark; refused where it cannot be measured."""
 
     shapes: tuple[str, ...]
-    paths: tuple[str, ...] = ()  # names of `PATHS`; empty takes all, in a sweep those of `SWEPT_PATHS`
+    paths: tuple[str, ...] = ()  # names of `PATHS`; empty takes all but `trl_best`, in a sweep those of `SWEPT_PATHS`
     checkpointing: tuple[bool, ...] = (True, False)  # gradient checkpointing on (True), off, or both in turn
     checkpointed_paths: tuple[str, ...] = ()  # those of them to measure with checkpointing too; empty takes the same
     values: tuple[int, ...] = ()  # of the sweep; empty takes those of `SWEEPS`
@@ -102,6 +102,8 @@ class Settings(Sizes):
             raise ConfigError("--values without --sweep", remedy=f"add --sweep, one of {', '.join(SWEEPS)}")
         if not self.tau > 0:
             raise ConfigError(f"--tau is {self.tau:g}, expected more than 0", remedy="for example 0.1")
+        if EVERY in self.target_modules and len(self.target_modules) > 1:
+            raise ConfigError(f"--target-modules has {EVERY} beside other names", remedy=f"give {EVERY} alone")
         shortest = 3 if self.sweep == "length" else 1  # a row has a prompt, a reply and EOS
         limits = [
             ("--steps", self.steps, 1), ("--batch", self.batch, 1), ("--safety-batch", self.safety_batch, 1),
@@ -119,7 +121,7 @@ class Settings(Sizes):
         values = self.values or SWEEPS[self.sweep] if self.sweep else ()
         changes: list[dict[str, Any]] = [{self.sweep: value, "value": value} for value in values]
         varied = [replace(first, **change) for change in changes or [{}]]
-        paths = self.paths or (SWEPT_PATHS if self.sweep else tuple(PATHS))
+        paths = self.paths or (SWEPT_PATHS if self.sweep else tuple(path for path in PATHS if path != BEST))
         return [
             replace(cell, path=path, checkpointing=checkpointing)
             for checkpointing in self.checkpointing

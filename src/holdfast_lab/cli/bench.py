@@ -8,7 +8,7 @@ from holdfast.cli.options import Opt
 from holdfast.cli.terminal import interruptible, quiet_libraries, say
 from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.core.units import UNITS
-from holdfast_lab.bench.settings import ADAPTED, MODULES, PATHS, SHAPES, SWEEPS, TASKS, Settings
+from holdfast_lab.bench.settings import ADAPTED, BEST, MODULES, PATHS, SHAPES, SWEEPS, TASKS, Settings
 
 COLUMNS = (
     ("median ms", "median_ms", ".1f"), ("p90 ms", "p90_ms", ".1f"), ("× TRL", "x_trl_sft", ".2f"),
@@ -22,7 +22,9 @@ _MODES: dict[Checkpointing, tuple[bool, ...]] = {"on": (True,), "off": (False,),
 def bench(
     shape: Annotated[list[str] | None, Opt(help=f"Repeat for several: {', '.join(SHAPES)}.")] = None,
     task: Annotated[str, Opt(help=f"Whose lengths the rows have: {', '.join(TASKS)}.")] = "sst2",
-    paths: Annotated[list[str] | None, Opt(help=f"Of {', '.join(PATHS)}, separated by commas. [default: all]")] = None,
+    paths: Annotated[
+        list[str] | None, Opt(help=f"Of {', '.join(PATHS)}, separated by commas. [default: all but {BEST}]")
+    ] = None,
     steps: Annotated[int, Opt(help="Measured steps of each path.")] = 25,
     warm_up: Annotated[int, Opt(help="Steps before them that do not count.")] = 5,
     checkpointing: Annotated[Checkpointing, Opt(help="Gradient checkpointing.")] = "both",

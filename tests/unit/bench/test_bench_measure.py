@@ -17,9 +17,11 @@ from holdfast_lab.bench import paths
 from holdfast_lab.bench import run as measuring
 from holdfast_lab.bench.paths import CONSTRAINT_ROWS, Material, best_of_trl, build, safety_pairs, task_pairs
 from holdfast_lab.bench.run import measure, reference_throughput, step_figures
-from holdfast_lab.bench.settings import Settings
+from holdfast_lab.bench.settings import PATHS, Settings
 
-SETTINGS = Settings(shapes=("tiny",), steps=2, warm_up=0, batch=3, safety_batch=2, checkpointing=(False,), rank=4)
+SETTINGS = Settings(
+    shapes=("tiny",), paths=tuple(PATHS), steps=2, warm_up=0, batch=3, safety_batch=2, checkpointing=(False,), rank=4
+)
 CELLS = {cell.path: cell for cell in SETTINGS.cells("tiny")}
 
 

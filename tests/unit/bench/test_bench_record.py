@@ -11,9 +11,10 @@ from matplotlib.colors import to_rgba
 
 from holdfast_lab.bench import run as running
 from holdfast_lab.bench.run import Record, run
-from holdfast_lab.bench.settings import Settings
+from holdfast_lab.bench.settings import PATHS, Settings
 
 PNG = b"\x89PNG"
+EVERY = tuple(PATHS)
 MEDIANS = {
     "trl_sft": 100.0, "trl_best": 80.0, "sft": 90.0, "two_pass": 200.0, "fused": 130.0, "holdfast": 110.0,
     "run_file": 120.0,
@@ -46,7 +47,7 @@ def measured(monkeypatch):
 
 
 def test_ratios_are_to_the_baseline_of_the_same_checkpointing(tmp_path, measured):
-    record = run(Settings(shapes=("tiny",)), tmp_path / "speed.json", lambda *_: None)
+    record = run(Settings(shapes=("tiny",), paths=EVERY), tmp_path / "speed.json", lambda *_: None)
     by = {(row["path"], row["checkpointing"]): row for row in record.rows}
     for on in (True, False):
         assert by["two_pass", on]["x_trl_sft"] == pytest.approx(2.0)
@@ -76,7 +77,7 @@ def test_drift_is_against_the_first_baseline(tmp_path, measured):
         seen.append((kind, found))
         scale[0] = 1.1 if found.get("path") == "holdfast" else scale[0]
 
-    record = run(Settings(shapes=("tiny",), checkpointing=(True,)), tmp_path / "speed.json", listen)
+    record = run(Settings(shapes=("tiny",), paths=EVERY, checkpointing=(True,)), tmp_path / "speed.json", listen)
     assert record.drift == [
         {"shape": "tiny", "checkpointing": True, "median_ms": pytest.approx(220), "x_first": pytest.approx(1.1)}
     ]
@@ -85,7 +86,7 @@ def test_drift_is_against_the_first_baseline(tmp_path, measured):
 
 def test_a_failing_path_is_a_row_and_the_others_are_measured(tmp_path, measured):
     measured[1].add("fused")
-    record = run(Settings(shapes=("tiny", "tiny-hybrid")), tmp_path / "speed.json", lambda *_: None)
+    record = run(Settings(shapes=("tiny", "tiny-hybrid"), paths=EVERY), tmp_path / "speed.json", lambda *_: None)
     assert [row["path"] for row in record.rows if "error" in row] == ["fused"] * 4
     assert len(record.rows) == 4 * len(MEDIANS)
     assert all(row["x_trl_sft"] is None for row in record.rows if "error" in row)
@@ -93,7 +94,7 @@ def test_a_failing_path_is_a_row_and_the_others_are_measured(tmp_path, measured)
 
 def test_a_failing_baseline_leaves_ratios_open(tmp_path, measured):
     measured[1].add("trl_sft")
-    record = run(Settings(shapes=("tiny",)), tmp_path / "speed.json", lambda *_: None)
+    record = run(Settings(shapes=("tiny",), paths=EVERY), tmp_path / "speed.json", lambda *_: None)
     assert {row["x_trl_sft"] for row in record.rows} == {None}
     assert record.drift == []
     assert {row["x_trl_best"] for row in record.rows} == {None, *(MEDIANS[p] / 80 for p in MEDIANS if p != "trl_sft")}
@@ -106,7 +107,7 @@ def test_the_file_is_complete_after_every_row(tmp_path, measured):
         if kind == "row":
             lengths.append(len(json.loads(path.read_text())["rows"]))
 
-    run(Settings(shapes=("tiny",)), path, listen)
+    run(Settings(shapes=("tiny",), paths=EVERY), path, listen)
     assert lengths == list(range(1, 2 * len(MEDIANS) + 1))
     stored = json.loads(path.read_text())
     assert set(stored) == {"version", "rows", "drift", "reference", "settings", "provenance"}
@@ -136,7 +137,7 @@ def test_a_reference_pass_that_fails_is_noted(tmp_path, measured, monkeypatch):
 
 
 def test_nothing_measured_is_not_drawn(tmp_path):
-    settings = Settings(shapes=("tiny",))
+    settings = Settings(shapes=("tiny",), paths=EVERY)
     record = Record(settings, tmp_path / "speed.json")
     cell = settings.cells("tiny")[0]
     record.add(cell, {"shape": "tiny", "path": cell.path, "checkpointing": True, "error": "no"})
@@ -153,7 +154,7 @@ def test_five_panels_two_by_two_have_no_empty_axes_and_every_path_its_colour(tmp
     inner = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: figures_made.append(self) or inner(self, *a, **k))
     few = run(Settings(shapes=("tiny",), paths=("trl_sft",)), tmp_path / "a.json", lambda *_: None).to_json()
-    many = run(Settings(shapes=("tiny",)), tmp_path / "b.json", lambda *_: None).to_json()
+    many = run(Settings(shapes=("tiny",), paths=EVERY), tmp_path / "b.json", lambda *_: None).to_json()
     assert draw(few, many, few, few, few) is not None
     figure = figures_made[-1]
     assert [ax.axison for ax in figure.axes] == [True] * 5 + [False]

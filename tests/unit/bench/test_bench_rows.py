@@ -23,9 +23,9 @@ from holdfast_lab.bench.paths import (
     task_pairs,
     word_tokenizer,
 )
-from holdfast_lab.bench.settings import SHAPES, TASKS, Settings
+from holdfast_lab.bench.settings import PATHS, SHAPES, TASKS, Settings
 
-SMALL = Settings(shapes=("tiny",), steps=3, warm_up=1, batch=5, safety_batch=4)
+SMALL = Settings(shapes=("tiny",), paths=tuple(PATHS), steps=3, warm_up=1, batch=5, safety_batch=4)
 
 
 def counted(labels: list[int]) -> tuple[int, int]:

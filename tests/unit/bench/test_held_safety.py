@@ -6,8 +6,10 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -611,6 +613,30 @@ def test_a_run_without_a_model_does_not_qualify(
     monkeypatch.setattr("sys.argv", ["choose", str(tmp_path), "--model", "0.5b", "1.5b", "--configs", *FIFTH])
     choose.main()
     assert capsys.readouterr().out.splitlines()[-1] == "chosen: first_0.01"
+
+
+def trial(config: str, mean: float, *, loss: float = 1.03, rows: float = 4, **changes: Any) -> choose.Trial:
+    return choose.Trial(config, **{"excess": 0.01, "over": 0.0, "loss": loss, "safety_batch": 4, "mean": mean,
+                                   "rows": rows, **changes})  # fmt: skip
+
+
+def test_the_seventh_round_takes_the_least_harm_and_then_the_fewest_rows():
+    def taken(*trials: choose.Trial, second: Sequence[choose.Trial] = ()) -> str:
+        reference = trial("reference", 0.009)
+        models = [[reference, *trials], *([[reference, *second]] if second else [])]
+        return choose.least_harm(models, ["reference", *(one.config for one in trials)], "reference")
+
+    assert taken(trial("a", -0.003), trial("b", 0.004)) == "a"
+    assert taken(trial("a", -0.003), trial("b", 0.0, rows=1)) == "b", "within 0.003"
+    assert taken(trial("a", -0.003), trial("b", 0.0005, rows=1)) == "a"
+    assert taken(trial("a", -0.003, excess=0.021)) == "reference", "one cell is worse than 0.02"
+    assert taken(trial("a", -0.003, complete=False)) == "reference"
+    assert taken(trial("a", -0.003, loss=1.0401)) == "reference", "it learns less by more than 0.01"
+    worse = [trial("a", 0.03, loss=1.045)]
+    assert taken(trial("a", -0.003, loss=1.034), second=worse) == "a", "the loss is a mean over models"
+    assert taken(trial("a", -0.003), second=[trial("c", 0.0)]) == "reference", "one model has no cells of it"
+    with pytest.raises(SystemExit, match="the default stays"):
+        choose.least_harm([[trial("reference", 0.0, excess=0.03)]], ["reference"], "reference")
 
 
 def test_a_strength_is_chosen_on_one_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

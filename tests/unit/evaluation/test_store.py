@@ -9,7 +9,6 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -196,62 +195,6 @@ def test_writers_side_by_side_make_every_reply_once(path):
     asked = [example for ids in made for example in ids]
     assert len(asked) == len(set(asked)) == 40
     assert path.read_bytes().count(b"\n") == 41
-
-
-def test_other_prompts_are_asked_side_by_side(path):
-    """The first asker ends only after the second one has."""
-    done, order = threading.Event(), []
-
-    class Waits(Fake):
-        def generate(self, asked, *, max_new_tokens):
-            assert done.wait(30)
-            yield from super().generate(asked, max_new_tokens=max_new_tokens)
-
-    first = threading.Thread(target=lambda: order.append(run(path, Waits(), asked=examples(3))))
-    first.start()
-    while not path.exists():
-        time.sleep(0.005)
-    assert run(path, asked=examples()[3:]) == expected(examples()[3:])
-    done.set()
-    first.join(30)
-    assert order == [expected(examples(3))]
-    engine = Fake()
-    assert run(path, engine) == expected(examples())
-    assert not engine.asked, "both wrote to the same file"
-
-
-def test_a_reply_that_another_process_has_written_stays(path):
-    one, other = (ReplyStore(path, HEADER) for _ in range(2))
-    other.append([Reply("a", "theirs", truncated=False, tokens=1)])
-    one.append([Reply(id_, "mine", truncated=False, tokens=1) for id_ in "ab"])
-    assert {id_: one[id_].text for id_ in one} == {"a": "theirs", "b": "mine"}
-    other.append([Reply("c", "theirs", truncated=False, tokens=1)])
-    assert ReplyStore(path, HEADER) == {**one, **other}
-
-
-def test_whoever_looks_at_the_replies_sees_those_that_are_stored(path):
-    class Theirs(Fake):
-        def generate(self, asked, *, max_new_tokens):
-            yield [Reply(example.id, "theirs", truncated=False, tokens=1) for example in asked]
-
-    class Late(Fake):
-        def generate(self, asked, *, max_new_tokens):
-            run(path, Theirs(), asked=examples(1))
-            yield from super().generate(asked, max_new_tokens=max_new_tokens)
-
-    seen: dict[str, str] = {}
-    look = lambda batch: seen.update({reply.id: reply.text for reply in batch})  # noqa: E731
-    made = replies(path, HEADER, examples(3), Late(), max_new_tokens=5, seen=look)
-    assert seen == {reply.id: reply.text for reply in made}
-    assert made[0].text == "theirs"
-
-
-def test_a_line_that_another_process_left_unfinished_is_dropped_before_the_next(path):
-    store = ReplyStore(path, HEADER)
-    with path.open("ab") as handle:
-        handle.write(b'{"id": "a", "te')
-    store.append([Reply("b", "whole", truncated=False, tokens=1)])
-    assert set(ReplyStore(path, HEADER)) == {"b"}
 
 
 @pytest.mark.parametrize("field", ["model_sha256", "template_sha256", "max_new_tokens", "engine", "extra"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 
 import pytest
@@ -95,32 +96,32 @@ def test_the_task_loss_is_that_of_the_first_and_last_tenth_of_the_steps():
     events = [{"loss": float(20 - i)} for i in range(20)]
     odd = [{"loss": float("nan")}, {"loss": "2"}, {"loss": 10**400}, {"behaviour": {}}]
     (words,) = task_loss([*events, *odd])
-    assert words.startswith("19.5 at the start, 1.5 at the end (means of 2 steps; a target token has")
-    assert "22.3 % then" in words, "exp(-1.5)"
+    assert words.startswith("19.5 at the start, 1.5 at the end (means of 2 steps; a target token then has")
+    assert "22.3 %, geometric mean" in words, "exp(-1.5)"
     assert task_loss(odd) == []
 
 
 @pytest.mark.parametrize(("last", "far"), [(2.1, True), (1.9, False)])
-def test_a_task_that_was_not_learned_is_named(last, far):
+def test_a_task_that_may_not_be_learned_is_named(last, far):
     (words,) = task_loss([{"loss": 7.0}, {"loss": last}])
-    assert ("far from learned" in words) is far
+    assert ("often not learned yet" in words) is far
+
+
+def listing(*lines: object, where: str = "task.jsonl:1") -> str:
+    return "".join(json.dumps({"line": line, "dropped": line != 3, "where": where}) + "\n" for line in lines)
 
 
 def test_the_lines_of_conflicts_are_listed_up_to_ten(tmp_path):
     listed = tmp_path / "screening" / "conflicts.jsonl"
     assert conflict_lines(tmp_path) == ""
     listed.parent.mkdir()
-    listed.write_text('{"line": 17, "dropped": true}\n{"line": 3, "dropped": false}\n')
-    assert conflict_lines(tmp_path) == "lines 3, 17"
-    assert conflict_lines(tmp_path, dropped=True) == "line 17"
-    for strange in (
-        '{"line": null, "dropped": true}',
-        '{"line": Infinity, "dropped": true}',
-        "[1]",
-        "{",
-        '{"line": 3}',
-    ):
-        listed.write_text(f"{strange}\n")
+    listed.write_text(listing(17, 3))
+    assert conflict_lines(tmp_path) == "lines 3, 17 of the task file"
+    assert conflict_lines(tmp_path, dropped=True) == "line 17 of the task file"
+    for strange in (listing(None), listing(float("inf")), "[1]\n", "{\n", '{"line": 3}\n'):
+        listed.write_text(strange)
         assert conflict_lines(tmp_path) == ""
-    listed.write_text("".join(f'{{"line": {n}, "dropped": true}}\n' for n in range(1, 13)))
-    assert conflict_lines(tmp_path) == "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more"
+    listed.write_text(listing(3) + listing(4, where="other.jsonl:4"))
+    assert conflict_lines(tmp_path) == "", "lines of two files"
+    listed.write_text(listing(*range(1, 13)))
+    assert conflict_lines(tmp_path) == "lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 and 2 more of the task file"
