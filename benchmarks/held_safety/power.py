@@ -3,9 +3,10 @@
     python -m benchmarks.held_safety.power benchmarks/results/held_safety
 
 For each task: in how many pairs of two runs of plain SFT, which differ in the seed alone, one misses T against the
-other, each pair both ways; and the accuracy of `auto` minus plain SFT's over all ratios up to p = 0.5. With `--look
-FOLDER` the runs of `auto` are from there, and their HS minus that of the results' own `auto` follows, over the cells
-that both have. Bounds are one-sided, 95 %. All of it was looked at after the endpoints were, and decides nothing.
+other, each pair both ways; and the accuracy of `auto` minus plain SFT's over all ratios up to p = 0.5. Then the mean HS
+of the runs of `auto` minus the shipped model's. With `--look FOLDER` the runs of `auto` are from there, and their HS
+minus that of the results' own `auto` follows, over the cells that both have. Bounds are one-sided, 95 %. All of it was
+looked at after the endpoints were, and decides nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.held_safety.bounds import Difference, columns, difference
-from benchmarks.held_safety.records import Record, evaluated, read_records
+from benchmarks.held_safety.records import Record, evaluated, mean_of, read_records, shipped
 from benchmarks.held_safety.table import NOTHING, TASK_LIMIT, TASKS, looked
 
 RATIOS = (0, 0.05, 0.25, 0.5)
@@ -79,7 +80,13 @@ def main() -> None:
     options = parser.parse_args()
     records = read_records(options.results)
     look = [] if options.look is None else read_records(options.look)
-    print("\n".join(lines(looked(records, look) if look else records)))
+    chosen = looked(records, look) if look else records
+    print("\n".join(lines(chosen)))
+    for model in sorted({record["model"] for record in records}):
+        runs = evaluated(chosen, model=model, part="reported", method="auto")
+        before = shipped(records, model, "reported")
+        above = (mean_of(runs, "shares", "HS") or 0.0) - before["evaluation"]["shares"]["HS"]
+        print(f"HS minus shipped, mean of {len(runs)} runs, {model}: {above:+.4f}")
     for model in sorted({record["model"] for record in look}):
         found = between(records, look, model)
         print(f"HS, the look minus the results, {model}: {shown(found)}, {found.seeds} cells")

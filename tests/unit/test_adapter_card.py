@@ -53,6 +53,9 @@ def test_the_steps_of_the_card_give_the_trained_model_and_peft_alone_does_not(ch
     exec(code, scope)
     expected = logits(load_model(second, dtype="float32"))
     torch.testing.assert_close(logits(scope["model"]), expected, rtol=1e-4, atol=1e-4)
+    short = note.split("```python\n")[2].split("```")[0].replace("THIS_ADAPTER", str(second))
+    exec(short, scope)
+    torch.testing.assert_close(logits(scope["model"]), expected, rtol=1e-4, atol=1e-4)
     alone = logits(AutoPeftModelForCausalLM.from_pretrained(str(second)))
     assert float((alone - expected).abs().max()) > 0.1, "PEFT does it right by now: the note can go"
 

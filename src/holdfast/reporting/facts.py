@@ -61,7 +61,7 @@ def task_loss(events: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     tenth = math.ceil(len(losses) / 10)
     first, last = (sum(part) / tenth for part in (losses[:tenth], losses[-tenth:]))
-    means = f"means of {counted(tenth, 'step')}; a target token then has {percent(math.exp(-last))}, geometric mean"
+    means = f"means of {counted(tenth, 'step')}; a target token's probability is then {percent(math.exp(-last))}"
     far = ". Above 2 a task is often not learned yet: look at some replies" if last > UNLEARNED else ""
     return [f"{first:.4g} at the start, {last:.4g} at the end ({means}){far}"]
 

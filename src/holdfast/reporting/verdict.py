@@ -93,8 +93,9 @@ def _worst(evidence: Evidence) -> Verdict:
     worst = min(each, key=lambda found: found.standing)
     if len(each) == 1:
         return worst
-    alike = ", ".join(one.name for one, found in zip(sets, each, strict=True) if found.standing == worst.standing)
-    return replace(worst, reason=f"Of {len(each)} safety sets, {alike}: {worst.reason}")
+    alike = [one.name for one, found in zip(sets, each, strict=True) if found.standing == worst.standing]
+    whose = "" if len(alike) == len(each) else f", the worst of {len(each)} safety sets"
+    return replace(worst, reason=f"The verdict on {' and '.join(alike)}{whose}: {worst.reason}")
 
 
 def _judged(evidence: Evidence) -> list[SafetyEvidence]:

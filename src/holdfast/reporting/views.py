@@ -12,6 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.files import read_plain_file
 from holdfast.core.percent import percent, percent_up
 from holdfast.core.units import UNITS
 from holdfast.data.examples import Example, Turns, make_example, said
@@ -286,7 +287,7 @@ def _texts(source: Source | None, wanted: set[str]) -> tuple[dict[str, Example],
 
 def _stored_examples(path: Path) -> list[Example]:
     """The examples of a run's `screening/held.jsonl`; those of the certify split have no reply there."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in read_plain_file(path, remedy="").splitlines()]
 
     def side(value: Any) -> str | Turns:
         return value if isinstance(value, str) else tuple(value)

@@ -508,6 +508,15 @@ def test_plain_sft_is_compared_with_itself_over_seeds():
     assert power.against_itself(equal, "0.5b", "sst2") == (0, 2)
 
 
+def test_two_looks_are_compared_over_the_cells_that_both_have():
+    def run(name: str, harm: str) -> dict[str, object]:
+        return power_record(1, "auto", "") | {"name": name, "evaluation": {"bits": {"harm": harm}}}
+
+    before, after = [run("a", "0000"), run("b", "1111")], [run("a", "1100"), run("c", "1111")]
+    found = power.between(before, after, "0.5b")
+    assert (found.mean, found.seeds) == (0.5, 1)
+
+
 def test_accuracy_over_ratios_pairs_the_seeds():
     cells = [power_record(seed, "sft", "10" * 50) for seed in (1, 2)]
     cells += [power_record(seed, "auto", "11" * 50) for seed in (1, 2)]

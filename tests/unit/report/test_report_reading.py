@@ -15,7 +15,7 @@ from tests.unit.report.synthetic import ALPHA, TAU, Words, certificate, change, 
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.reporting.page import render
 from holdfast.reporting.read import read_evidence
-from holdfast.reporting.views import run_view
+from holdfast.reporting.views import _stored_examples, run_view
 
 
 @pytest.fixture
@@ -210,3 +210,12 @@ def test_a_report_imports_neither_torch_nor_its_libraries(run):
         [sys.executable, "-c", spoiled, str(run)], capture_output=True, text=True, check=False, timeout=60
     )
     assert "datasets" in done.stdout
+
+
+def test_a_link_in_the_place_of_stored_examples_is_not_followed(tmp_path):
+    stored, link = tmp_path / "elsewhere.jsonl", tmp_path / "held.jsonl"
+    stored.write_text('{"prompt": "a", "completion": "b", "where": "x:1", "category": null}\n')
+    link.symlink_to(stored)
+    assert [example.prompt for example in _stored_examples(stored)] == ["a"]
+    with pytest.raises(CheckpointError):
+        _stored_examples(link)
