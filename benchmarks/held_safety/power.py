@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.held_safety.bounds import Difference, columns, difference
-from benchmarks.held_safety.records import Record, evaluated, mean_of, read_records, shipped
+from benchmarks.held_safety.records import Record, among, evaluated, mean_of, read_records, shipped
 from benchmarks.held_safety.table import NOTHING, TASK_LIMIT, TASKS, looked
 
 RATIOS = (0, 0.05, 0.25, 0.5)
@@ -77,13 +77,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="How well the accuracy endpoint can be decided.")
     parser.add_argument("results", type=Path)
     parser.add_argument("--look", type=Path, help="Folder whose runs of `auto` are taken instead.")
+    parser.add_argument("--cells-of", type=Path, help="Folder: only those runs of `auto` whose cells it has too.")
     options = parser.parse_args()
     records = read_records(options.results)
     look = [] if options.look is None else read_records(options.look)
-    chosen = looked(records, look) if look else records
+    chosen = among(looked(records, look) if look else records, options.cells_of)
     print("\n".join(lines(chosen)))
     for model in sorted({record["model"] for record in records}):
-        runs = evaluated(chosen, model=model, part="reported", method="auto")
+        if not (runs := evaluated(chosen, model=model, part="reported", method="auto")):
+            continue
         before = shipped(records, model, "reported")
         above = (mean_of(runs, "shares", "HS") or 0.0) - before["evaluation"]["shares"]["HS"]
         print(f"HS minus shipped, mean of {len(runs)} runs, {model}: {above:+.4f}")

@@ -26,6 +26,14 @@ def evaluated(records: Iterable[Record], **wanted: Any) -> list[Record]:
     return sorted(chosen, key=lambda record: record["seed"] or 0)
 
 
+def among(records: Iterable[Record], folder: Path | None) -> list[Record]:
+    """With only those runs of `auto` whose cells the folder has too; all of them without a folder."""
+    if folder is None:
+        return list(records)
+    names = {record["name"] for record in read_records(folder)}
+    return [record for record in records if record["method"] != "auto" or record["name"] in names]
+
+
 def shipped(records: Iterable[Record], model: str, part: str) -> Record:
     """The model itself."""
     found = evaluated(records, method=SHIPPED, model=model, part=part)

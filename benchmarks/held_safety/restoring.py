@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import correlation
 
-from benchmarks.held_safety.records import Record, evaluated, read_records
+from benchmarks.held_safety.records import Record, among, evaluated, read_records
 from benchmarks.held_safety.table import looked
 
 
@@ -45,10 +45,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What restoring costs.")
     parser.add_argument("results", type=Path, help="A folder of records.")
     parser.add_argument("--look", type=Path, help="Folder whose runs of `auto` are taken instead.")
+    parser.add_argument("--cells-of", type=Path, help="Folder: only those runs of `auto` whose cells it has too.")
     options = parser.parse_args()
     records = read_records(options.results)
     if options.look is not None:
         records = looked(records, read_records(options.look))
+    records = among(records, options.cells_of)
     cells = evaluated(records, method="auto", part="reported")
     plain = {key(one): one for one in evaluated(records, method="sft", part="reported")}
     if plain:
@@ -60,7 +62,8 @@ def main() -> None:
             print(line(chosen, plain, task))
     for model in ("0.5b", "1.5b"):
         chosen = [cell for cell in cells if (cell["task"], cell["model"]) == ("gsm8k", model)]
-        print(f"gsm8k, {model}: restored {share(chosen):.3f}")
+        if chosen:
+            print(f"gsm8k, {model}: restored {share(chosen):.3f}")
     held = [cell["training"]["result"]["safety"]["refusals"]["constraint"] for cell in cells]
     g, beyond = [one["g"] for one in held], [one["violation_rate"] for one in held]
     print(f"all {len(cells)} runs: restored {share(cells):.4f}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.held_safety import bounds, cells, choose, data, power, records, schedule, table, train
+from benchmarks.held_safety import bounds, cells, choose, data, power, records, restoring, schedule, table, train
 from scipy.stats import t, ttest_1samp
 
 from holdfast import defaults
@@ -476,10 +476,10 @@ def test_a_cell_that_was_trained_with_other_arguments_runs_again(tmp_path):
     assert schedule.waiting([cell], tmp_path) == [cell.name]
 
 
-def test_the_fourth_look_has_the_arguments_of_its_records_and_tuning_has_none_of_them():
-    folder = Path(records.__file__).parents[1] / "results" / "held_safety" / "fourth_look"
+def test_the_fifth_look_has_the_arguments_of_its_records_and_tuning_has_none_of_them():
+    folder = Path(records.__file__).parents[1] / "results" / "held_safety" / "fifth_look"
     found = records.read_records(folder)
-    assert len(found) == 50
+    assert len(found) == 26
     assert all(schedule.is_done(PLAN.cell(one["name"]), PLAN, folder / f"{one['name']}.json") for one in found)
     tried = cells.Cell("0.5b", "auto", "sst2", 0.25, 11, "tuning", "first_0.01")
     assert not any("majorizer" in one for one in PLAN.arguments(tried))
@@ -515,6 +515,26 @@ def test_two_looks_are_compared_over_the_cells_that_both_have():
     before, after = [run("a", "0000"), run("b", "1111")], [run("a", "1100"), run("c", "1111")]
     found = power.between(before, after, "0.5b")
     assert (found.mean, found.seeds) == (0.5, 1)
+
+
+def test_runs_of_auto_are_those_whose_cells_a_folder_has_too(tmp_path: Path):
+    every: list[dict[str, object]] = [{"kind": "cell", "name": name, "method": method} for name, method in
+                                      (("a", "auto"), ("b", "auto"), ("c", "sft"))]  # fmt: skip
+    (tmp_path / "a.json").write_text(json.dumps(every[0]))
+    assert [one["name"] for one in records.among(every, tmp_path)] == ["a", "c"]
+    assert records.among(every, None) == every
+
+
+@pytest.mark.parametrize("program", [power, restoring])
+def test_half_a_look_is_summed_up(program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The fifth look has no run of the 1.5B model."""
+    folder = Path(records.__file__).parents[1] / "results" / "held_safety"
+    look = str(folder / "fifth_look")
+    monkeypatch.setattr("sys.argv", ["program", str(folder), "--look", look, "--cells-of", look])
+    program.main()
+    out = capsys.readouterr().out
+    assert "26 runs" in out
+    assert "of 0 runs" not in out
 
 
 def test_accuracy_over_ratios_pairs_the_seeds():
@@ -627,6 +647,20 @@ def test_a_run_without_a_model_does_not_qualify(
 def trial(config: str, mean: float, *, loss: float = 1.03, rows: float = 4, **changes: Any) -> choose.Trial:
     return choose.Trial(config, **{"excess": 0.01, "over": 0.0, "loss": loss, "safety_batch": 4, "mean": mean,
                                    "rows": rows, **changes})  # fmt: skip
+
+
+SEVENTH = ("first_0.01", "capped_0.02", "capped_0.01", "rows_2", "capped_0.01_rows_2", "anchor_first",
+           "anchor_first_rows_2", "anchor_first_rows_2_every_2")  # fmt: skip
+
+
+def test_what_the_seventh_round_chooses_with_the_small_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [*ROUNDS, *(ROUNDS[0].with_name(f"tuning_{name}_round") for name in ("sixth", "seventh"))]
+    given = ["choose", *map(str, folders), "--model", "0.5b", "--configs", *SEVENTH, "--least-harm", "capped_0.02"]
+    monkeypatch.setattr("sys.argv", given)
+    choose.main()
+    assert capsys.readouterr().out.splitlines()[-1] == "chosen: capped_0.01"
 
 
 def test_the_seventh_round_takes_the_least_harm_and_then_the_fewest_rows():
