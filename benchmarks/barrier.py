@@ -1,12 +1,12 @@
 """Does the barrier hold on a real model? Trainings of one epoch whose g is probed on fixed rows after every step.
 
     python -m benchmarks.barrier MODEL TASK.jsonl HELD_OUT.jsonl --output OUT --runs "holdfast rate=1e-3" \
-        "holdfast anchor=true reserve=0.4 value_decay=0.95 rate=1e-3" "primal_dual rate=1e-3" "sft rate=1e-3"
+        "holdfast refusals.majorizer=capped_ramp anchor=true reserve=0.2 rate=1e-3" "sft rate=1e-3"
 
-A run is a defense, its options, and `rate`, the learning rate; all else are the run file's defaults, `safety: auto`
-among them. Rows are prompts and completions. Conflicts are dropped for every run alike, plain SFT included. A record
-(OUT/MODEL.RUN.json) has the path of g on each probe, the filter's own estimate, events, and the loss on the held-out
-rows per target token; no text.
+A run is a defense, its options, limits of a set (`refusals.tau=0.02`), and `rate`, the learning rate; all else are the
+run file's defaults, `safety: auto` among them. Rows are prompts and completions. Conflicts are dropped for every run
+alike, plain SFT included. A record (OUT/MODEL.RUN.json) has the path of g on each probe, the filter's own estimate,
+events, and the loss on the held-out rows per target token; no text.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from datasets import Dataset
 from peft import LoraConfig
 from transformers import set_seed
 
-from holdfast import SafeSFTConfig, SafeSFTTrainer
+from holdfast import ChanceConstraint, SafeSFTConfig, SafeSFTTrainer
 from holdfast.core import event_log
+from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_json
 from holdfast.core.provenance import commit, hardware, versions
-from holdfast.defaults import block, train_defaults
+from holdfast.defaults import block, default, own_reply_defaults, train_defaults
 from holdfast.models.handle import load_pair
 from holdfast.screening.screen import Screening, screen
 from holdfast.screening.settings import ScreeningSettings
@@ -44,12 +45,27 @@ def chats(path: Path) -> Dataset:
     return Dataset.from_list([{k: [{"role": r, "content": row[k]}] for k, r in turns.items()} for row in rows])
 
 
-def parsed(text: str) -> tuple[dict[str, Any], float]:
-    """A defense with its options, and the learning rate."""
+def parsed(text: str) -> tuple[dict[str, Any], float, dict[str, dict[str, Any]]]:
+    """A defense with its options, the learning rate, and limits by set, where they are not the defaults."""
     name, _, rest = text.partition(" ")
     options = filter_options(rest)
     rate = float(options.pop("rate"))
-    return {"name": name, **options}, rate
+    limits: dict[str, dict[str, Any]] = {}
+    for key in [key for key in options if "." in key]:
+        own, _, field = key.partition(".")
+        limits.setdefault(own, {})[field] = options.pop(key)
+    return {"name": name, **options}, rate, limits
+
+
+def constraints(screening: Screening, limits: dict[str, dict[str, Any]]) -> dict[str, ChanceConstraint]:
+    """One for each set: the run file's default, with these limits over it."""
+    if unknown := sorted(set(limits) - set(screening.sets)):
+        raise ConfigError(f"there is no set {', '.join(unknown)}", remedy=f"known: {', '.join(screening.sets)}")
+    unit, found = default("constraint.unit"), {}
+    for name in screening.sets:
+        own = own_reply_defaults(screening.counts[name]["keep"], unit)
+        found[name] = ChanceConstraint(**{"unit": unit, **own, **limits.get(name, {})})
+    return found
 
 
 def trainer_of(
@@ -57,7 +73,7 @@ def trainer_of(
     arguments: argparse.Namespace,
 ) -> SafeSFTTrainer:  # fmt: skip
     """One run, with the defaults of a run file."""
-    defense, rate = parsed(text)
+    defense, rate, limits = parsed(text)
     plain = defense["name"] == "sft"
     known = set(SafeSFTConfig.__dataclass_fields__)
     config = {key: value for key, value in train_defaults(full=False).items() if key in known} | {
@@ -73,7 +89,9 @@ def trainer_of(
         task_type="CAUSAL_LM",
     )  # fmt: skip
     kept = task.select([row for row in range(len(task)) if row not in {c.row for c in screening.conflicts}])
-    given: dict[str, Any] = {"safety_dataset": None} if plain else {"safety_dataset": screening}
+    given: dict[str, Any] = {"safety_dataset": None}
+    if not plain:
+        given = {"safety_dataset": screening, "constraint": constraints(screening, limits) if limits else None}
     return SafeSFTTrainer(
         copy.deepcopy(model), SafeSFTConfig(**config), train_dataset=kept if plain else task, eval_dataset=held_out,
         processing_class=tokenizer, peft_config=peft, defense=defense, **given,

@@ -251,6 +251,15 @@ def test_rollback_may_be_asked_for_when_a_run_is_resumed(tmp_path):
     assert fingerprint(loss_weights="rows") != fingerprint()
 
 
+def test_checkpointing_of_layers_stands_under_one_name(tmp_path):
+    """transformers 5.23 has a second one; a run goes on after an upgrade."""
+    given = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none", "gradient_checkpointing": True}
+    found = argument_fingerprint(hf.SafeSFTConfig(**given))
+    assert {name: found[name] for name in found if "checkpointing" in name} == {
+        "gradient_checkpointing": True, "gradient_checkpointing_kwargs": None,
+    }  # fmt: skip
+
+
 def test_options_of_the_filter_that_are_off_are_not_in_the_fingerprint():
     """Checkpoints of versions that did not know them fit."""
     known = {"name", "space", "rate", "metric", "trust_region", "estimator", "decay"}

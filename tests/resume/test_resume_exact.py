@@ -9,6 +9,7 @@ import signal
 
 import pytest
 import torch
+import transformers
 from tests import tiny
 from tests.resume.worker import CONSTRAINT, STEPS, build, rows_of, weights
 from transformers import EarlyStoppingCallback, TrainerCallback
@@ -333,6 +334,18 @@ def test_nor_of_the_final_model(tmp_path):
     assert "training_args.json" in found
     assert not {name for name in found if name.endswith((".bin", ".pt", ".pth", ".pkl"))}
     assert not any(is_pickle_or_zip(path.read_bytes()) for path in (tmp_path / "adapter").iterdir())
+
+
+def test_a_process_that_does_not_save_leaves_what_another_writes(tmp_path, monkeypatch):
+    """transformers 5.23 has every process come by while the first one writes."""
+    trainer = build(tmp_path / "run")
+    written = tmp_path / "adapter" / "training_args.bin"
+    written.parent.mkdir()
+    written.write_bytes(b"as the first process is about to replace it")
+    monkeypatch.setattr(type(trainer.args), "should_save", property(lambda _: False))
+    monkeypatch.setattr(transformers.Trainer, "_save", lambda *_: None)
+    trainer._save(str(written.parent))
+    assert [path.name for path in written.parent.iterdir()] == [written.name]
 
 
 def test_the_search_for_pickles_can_fail(tmp_path):

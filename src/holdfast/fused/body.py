@@ -84,7 +84,7 @@ class Body:
     def running(self) -> Iterator[None]:
         """Everything that makes the model's forward keep to packed rows; must enclose forward and backward."""
         layers = mixing_rows(self._config, self._mixers)
-        with evaluating(self.model, self.modules), layers, self.adapter.installed(), self.without_reentry():
+        with self.without_reentry(), evaluating(self.model, self.modules), layers, self.adapter.installed():
             try:
                 yield
             finally:

@@ -39,8 +39,11 @@ EPSILON = 1e-6  # under the root of the norms, as in transformers
 def gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
     """Outputs of the query's dtype, as `value` (rows, tokens, heads, value width); `g` and `beta` without the last.
 
-    `query` and `key` (rows, tokens, heads, width) are not normalised.
+    `query` and `key` (rows, tokens, heads, width) are not normalised. Where they have fewer heads, each serves as many
+    consecutive ones of `value`: transformers repeats them itself before 5.23.
     """
+    if (shared := value.shape[2] // query.shape[2]) > 1:
+        query, key = (x.repeat_interleave(shared, dim=2) for x in (query, key))
     return _Rule.apply(query, key, value, g, beta)  # type: ignore[no-any-return, no-untyped-call]
 
 

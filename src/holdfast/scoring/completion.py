@@ -8,11 +8,11 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from holdfast.core.errors import UnsupportedError
@@ -52,37 +52,44 @@ def deterministic(model: nn.Module) -> Iterator[None]:
 def evaluating(model: nn.Module, modules: Sequence[nn.Module] | None = None) -> Iterator[None]:
     """Every module in eval mode, gradient checkpointing kept.
 
-    `model.eval()` would also switch off checkpointing, which transformers ties to the layer's own `training` flag; so
-    checkpointed layers keep that flag until their forward begins, where some (XGLM, BioGPT) read it for a dropout of
-    their own; everything inside them is in eval mode. `modules` are the model's, for callers that come often: walking
-    through it takes milliseconds.
+    `model.eval()` would also switch off checkpointing, which transformers ties to the layer's own `training` flag. So
+    checkpointed layers keep that flag until what is checkpointed begins, where some (XGLM, BioGPT) read it for a
+    dropout of their own; everything inside them is in eval mode. `modules` are the model's, for callers that come
+    often: walking through it takes milliseconds.
     """
     training = [module for module in (model.modules() if modules is None else modules) if module.training]
-    checkpointed = [m for m in training if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
-    handles: list[RemovableHandle] = []
+    checkpointed: list[Any] = [
+        m for m in training if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing
+    ]
+    functions = [layer._gradient_checkpointing_func for layer in checkpointed]
     try:
         for module in training:
             module.training = False
-        for layer in checkpointed:
+        for layer, function in zip(checkpointed, functions, strict=True):
             layer.training = True
-            handles.append(layer.register_forward_pre_hook(_evaluated))
-            handles.append(layer.register_forward_hook(_trained, always_call=True))
+            layer._gradient_checkpointing_func = partial(_evaluated, layer, function)
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for layer, function in zip(checkpointed, functions, strict=True):
+            layer._gradient_checkpointing_func = function
         for module in training:
             module.training = True
 
 
-def _evaluated(layer: nn.Module, _: Any) -> None:
-    """At the start of a checkpointed layer's forward: no dropout."""
-    layer.training = False  # at the start of a checkpointed layer's forward: no dropout
+def _evaluated(layer: nn.Module, checkpoint: Callable[..., Any], forward: Callable[..., Any], *args: Any) -> Any:
+    """Checkpoint a layer's forward in eval mode, in its first run and when it is run again.
 
+    Before transformers 5.23 `forward` is the layer's call with its hooks, since then its forward alone.
+    """
 
-def _trained(layer: nn.Module, _: Any, __: Any) -> None:
-    """At its end, also by an exception (a recomputation that has enough stops by one): the flag as it was."""
-    layer.training = True  # at its end, also by an exception (a recomputation that has enough stops by one)
+    def without_dropout(*inputs: Any) -> Any:
+        before, layer.training = layer.training, False
+        try:
+            return forward(*inputs)
+        finally:  # also by an exception: a second run that has enough stops by one
+            layer.training = before
+
+    return checkpoint(without_dropout, *args)
 
 
 def adapter_layers(model: nn.Module) -> list[Any]:

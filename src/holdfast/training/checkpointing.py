@@ -149,7 +149,7 @@ class CheckpointMixin(ZeroTrainer):
         """As the Trainer's, with the arguments as JSON instead of a pickle."""
         super()._save(output_dir, state_dict)
         pickled = Path(output_dir or self.args.output_dir) / "training_args.bin"
-        if pickled.exists():
+        if self.args.should_save and pickled.exists():  # transformers 5.23 calls this in every process
             pickled.unlink()
             write_json(pickled.with_suffix(".json"), argument_fingerprint(self.args))
 

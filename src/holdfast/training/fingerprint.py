@@ -42,15 +42,14 @@ HARMLESS = frozenset(
 
 # Settings that were not known to earlier versions: left out while they change nothing, so that their checkpoints fit.
 LATER = {"spikes": (None,), "loss_weights": (None, "tokens")}
+# Names that transformers 5.23 gave to settings whose old ones it keeps beside them: a run goes on with either version.
+ALIASES = frozenset({"activation_checkpointing", "activation_checkpointing_kwargs"})
 
 
 def argument_fingerprint(args: Any) -> dict[str, Any]:
     """Every training argument that shapes the trajectory."""
-    return {
-        f.name: plain(getattr(args, f.name))
-        for f in fields(args)
-        if f.name not in HARMLESS and not f.name.startswith("_") and getattr(args, f.name) not in LATER.get(f.name, ())
-    }
+    names = [f.name for f in fields(args) if f.name not in HARMLESS | ALIASES and not f.name.startswith("_")]
+    return {name: plain(value) for name in names if (value := getattr(args, name)) not in LATER.get(name, ())}
 
 
 def unaligned_sha256(unaligned: Any) -> str:

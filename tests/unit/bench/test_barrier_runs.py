@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from benchmarks import barrier
+
+from holdfast.core.errors import ConfigError
 
 
 def test_a_run_is_a_defense_its_options_and_a_rate():
     text = "holdfast anchor=true reserve=0.4 dual=1e-1 metric=adam_unit rate=1e-3"
     expected = {"name": "holdfast", "anchor": True, "reserve": 0.4, "dual": 0.1, "metric": "adam_unit"}
-    assert barrier.parsed(text) == (expected, 1e-3)
-    assert barrier.parsed("sft rate=3e-4") == ({"name": "sft"}, 3e-4)
+    assert barrier.parsed(text) == (expected, 1e-3, {})
+    assert barrier.parsed("sft rate=3e-4") == ({"name": "sft"}, 3e-4, {})
     with pytest.raises(KeyError, match="rate"):
         barrier.parsed("sft")
+
+
+def test_a_run_has_limits_of_its_own_over_the_defaults():
+    text = "holdfast refusals.majorizer=capped_ramp refusals.tau=0.02 refusals.beta=50 rate=1e-3"
+    defense, _, limits = barrier.parsed(text)
+    assert defense == {"name": "holdfast"}
+    screening: Any = SimpleNamespace(sets={"refusals": None, "answers": None}, counts={
+        "refusals": {"keep": "refusals"}, "answers": {"keep": "answers"},
+    })  # fmt: skip
+    found = barrier.constraints(screening, limits)
+    own = found["refusals"]
+    assert (own.majorizer, own.tau, own.beta, own.unit) == ("capped_ramp", 0.02, 50, "kl_first")
+    assert found["answers"] == barrier.constraints(screening, {})["answers"]
+    with pytest.raises(ConfigError, match="no set refusal"):
+        barrier.constraints(screening, {"refusal": {"tau": 0.02}})
 
 
 def test_a_record_has_the_path_of_every_set(tmp_path):

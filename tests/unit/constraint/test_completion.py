@@ -176,19 +176,19 @@ def test_a_checkpointed_layer_s_own_dropout_is_off_in_forward_and_backward():
     )
     model, batch, found = XGLMForCausalLM(config).train(), collate(ROWS, PAD), []
     layer, runs = model.model.layers[0], []
-    layer.register_forward_pre_hook(lambda *_: runs.append(1))
+    layer.fc1.register_forward_pre_hook(lambda *_: runs.append(1))
     for checkpointing in (False, True):
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         runs.clear()
+        function = layer._gradient_checkpointing_func if checkpointing else None
         with deterministic(model):
             losses = completion_losses(model, batch, 8).total
             gradient = torch.autograd.grad(losses.sum(), layer.fc1.weight)[0]
         found.append((losses.detach(), gradient))
         assert len(runs) == 1 + checkpointing
         assert all(m.training for m in model.modules())
-    assert len(layer._forward_pre_hooks) == 1
-    assert not layer._forward_hooks
+    assert layer._gradient_checkpointing_func is function
     for before, after in zip(*found, strict=True):
         torch.testing.assert_close(before, after, rtol=0, atol=1e-6)
 

@@ -12,6 +12,7 @@ from tests.unit.fused.comparing import apart, encoded, own, packed, passes, tiny
 from torch import nn
 from transformers.masking_utils import create_chunked_causal_mask, create_sliding_window_causal_mask
 
+from holdfast.fused import probe
 from holdfast.fused.packed_rows import encoded_rows
 from holdfast.fused.probe import SAME_FUNCTION, packing_problem, probe_rows, windows
 
@@ -226,6 +227,28 @@ def test_rounding_of_one_matrix_is_not_taken_for_another_gradient():
     for dtype, found in ((torch.bfloat16, None), (torch.float32, "other gradients")):
         problem = packing_problem(spoilt(passes(llama().to(dtype)), change), ROWS, 0)
         assert problem is None if found is None else found in problem
+
+
+@pytest.mark.parametrize(("padding", "found"), [(1.4, None), (1.0, "in one matrix"), (math.nan, "in one matrix")])
+def test_a_matrix_is_judged_by_what_padding_alone_changes_in_it(monkeypatch, padding, found):
+    """As the first layer's keys of Qwen2.5: by half more than the own gradient packed, and nearly so padded."""
+    inner, last = probe._Probe._own, -1
+
+    def own(self, seed, batches):
+        states, gradients = inner(self, seed, batches)
+        if len(batches) == 1:
+            gradients[0][last] = padding * gradients[0][last]
+        return states, gradients
+
+    def change(gradients):
+        gradients[0][last] = 1.8 * gradients[0][last]
+        return gradients
+
+    monkeypatch.setattr(probe._Probe, "_own", own)
+    monkeypatch.setattr(probe, "GRADIENT", {True: 1e-3, False: 5.0})
+    monkeypatch.setattr(probe, "LARGEST", {True: 1e-3, False: 5.0})
+    problem = packing_problem(spoilt(passes(llama().to(torch.bfloat16)), change), ROWS, 0)
+    assert problem is None if found is None else found in problem
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
