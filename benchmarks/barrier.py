@@ -3,7 +3,7 @@
     python -m benchmarks.barrier MODEL TASK.jsonl HELD_OUT.jsonl --output OUT --runs "holdfast rate=1e-3" \
         "holdfast refusals.majorizer=capped_ramp anchor=true reserve=0.2 rate=1e-3" "sft rate=1e-3"
 
-A run is a defense, its options, limits of a set (`refusals.tau=0.02`), and `rate`, the learning rate; all else are the
+A run is a defense, its options, limits of a set (`refusals.alpha=0.1`), and `rate`, the learning rate; all else are the
 run file's defaults, `safety: auto` among them. Rows are prompts and completions. Conflicts are dropped for every run
 alike, plain SFT included. A record (OUT/MODEL.RUN.json) has the path of g on each probe, the filter's own estimate,
 events, and the loss on the held-out rows per target token; no text.
@@ -58,13 +58,14 @@ def parsed(text: str) -> tuple[dict[str, Any], float, dict[str, dict[str, Any]]]
 
 
 def constraints(screening: Screening, limits: dict[str, dict[str, Any]]) -> dict[str, ChanceConstraint]:
-    """One for each set: the run file's default, with these limits over it."""
+    """One for each set, as a run file has it that says these limits."""
     if unknown := sorted(set(limits) - set(screening.sets)):
         raise ConfigError(f"there is no set {', '.join(unknown)}", remedy=f"known: {', '.join(screening.sets)}")
     unit, found = default("constraint.unit"), {}
     for name in screening.sets:
-        own = own_reply_defaults(screening.counts[name]["keep"], unit)
-        found[name] = ChanceConstraint(**{"unit": unit, **own, **limits.get(name, {})})
+        given = limits.get(name, {})
+        own = own_reply_defaults(screening.counts[name]["keep"], given.get("unit", unit), given)
+        found[name] = ChanceConstraint(**{"unit": unit, **own, **given})
     return found
 
 

@@ -17,10 +17,10 @@ A configuration with a run that gave no model does not qualify.
 
     python -m benchmarks.held_safety.choose WORK/results --model 0.5b 1.5b --least-harm capped_0.02
 
-The rule of the seventh round. A configuration is left if it has all of its cells and qualifies with each model named,
-and its loss, meant over these models, is at most that of `capped_0.02` plus 0.01. Of those left, the smallest mean
-excess of HS over the cells of the first model named; of those within 0.003 of it, the fewest held rows a step (of each
-set, divided by `every`).
+The rule of the seventh round. A configuration is left if it qualifies with each model named, and its loss, meant over
+these models, is at most that of `capped_0.02` plus 0.01. Of those left, the smallest mean excess of HS over the cells
+of the first model named; of those within 0.003 of it, the fewest held rows a step (of each set, divided by `every`).
+Every configuration needs the cells of the first model, the choice those of all models; without them nothing is chosen.
 
     python -m benchmarks.held_safety.choose WORK/results --method kl
 
@@ -175,18 +175,25 @@ def least_harm(found: Sequence[Sequence[Trial]], configs: Collection[str], refer
     by_model = [{trial.config: trial for trial in trials} for trials in found]
     if any(reference not in trials for trials in by_model):
         raise SystemExit(f"cells are missing of {reference}, by whose loss others are judged")
-    most = _whole_loss([trials[reference] for trials in by_model]) + LOSS * len(by_model)
-    left = []
-    for config in configs:
-        each = [trials[config] for trials in by_model if config in trials]
-        complete = len(each) == len(by_model) and all(one.complete and one.qualifies for one in each)
-        if complete and _whole_loss(each) <= most + ROUNDING:
-            left.append(each[0])
+    left = [config for config in configs if _may_be_left(config, by_model, reference)]
+    first = by_model[0]
+    if missing := [config for config in left if config not in first or not first[config].complete]:
+        raise SystemExit(f"cells are missing of {', '.join(missing)}")
     if not left:
         raise SystemExit("none is left: the default stays")
-    best = min(one.mean for one in left)
-    near = [one for one in left if one.mean <= best + NEAR + ROUNDING]
-    return min(near, key=lambda one: (one.rows, one.mean)).config
+    best = min(first[config].mean for config in left)
+    near = [config for config in left if first[config].mean <= best + NEAR + ROUNDING]
+    choice = min(near, key=lambda config: (first[config].rows, first[config].mean))
+    if not all(choice in trials and trials[choice].complete for trials in by_model):
+        raise SystemExit(f"cells are missing of {choice}, which is chosen if it is left with every model")
+    return choice
+
+
+def _may_be_left(config: str, by_model: Sequence[Mapping[str, Trial]], reference: str) -> bool:
+    """Whether a configuration qualifies and learns enough, as far as its cells have run."""
+    run = [(trials[config], trials[reference]) for trials in by_model if config in trials]
+    most = sum(one.loss for _, one in run) + LOSS * len(run)
+    return all(trial.qualifies for trial, _ in run) and _whole_loss([trial for trial, _ in run]) <= most + ROUNDING
 
 
 def _could_win(

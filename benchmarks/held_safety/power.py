@@ -89,8 +89,9 @@ def main() -> None:
         before = shipped(records, model, "reported")
         above = (mean_of(runs, "shares", "HS") or 0.0) - before["evaluation"]["shares"]["HS"]
         print(f"HS minus shipped, mean of {len(runs)} runs, {model}: {above:+.4f}")
-    for model in sorted({record["model"] for record in look}):
-        found = between(records, look, model)
+    compared = among(look, options.cells_of)
+    for model in sorted({record["model"] for record in compared}):
+        found = between(records, compared, model)
         print(f"HS, the look minus the results, {model}: {shown(found)}, {found.seeds} cells")
 
 

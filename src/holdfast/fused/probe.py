@@ -25,7 +25,7 @@ from holdfast.scoring.head import causal_lm
 # vector, of one matrix of it, and of numbers that should not change. All but the last are rounding.
 HIDDEN = {True: 1e-3, False: 0.1}
 GRADIENT = {True: 1e-3, False: 0.15}
-MATRIX = {True: 1e-2, False: 0.5}  # at least: or `NOISE` times what padding changes in that matrix
+MATRIX = {True: 1e-2, False: 0.5}  # in low precision at least: or `NOISE` times what padding changes in that matrix
 UNCHANGED = {True: 1e-5, False: 5e-3}
 NOISE = 4.0  # what rounding may be, in multiples of what padding changes
 LARGEST = {True: 1e-2, False: 0.5}  # and at most
@@ -83,8 +83,13 @@ class _Probe:
         return min(max(tolerance[self.exact], NOISE * noise), LARGEST[self.exact])
 
     def _of_matrix(self, noise: float) -> float:
-        """The same for a single matrix, which rounding can leave nothing of: no bound is above it then."""
-        return max(MATRIX[self.exact], NOISE * noise) if math.isfinite(noise) else MATRIX[self.exact]
+        """The same for a single matrix, of which low precision can leave nothing but rounding.
+
+        Where padding alone changes a quarter of it, the bound reaches 1, which no gradient is sure to miss: such a
+        matrix is judged by the gradient as a whole alone.
+        """
+        bound = MATRIX[self.exact]
+        return bound if self.exact or not math.isfinite(noise) else max(bound, NOISE * noise)
 
     def _packed(self) -> Found:
         layout = lay_out([encoded_rows(group) for group in self.groups]).to(self.body.device)

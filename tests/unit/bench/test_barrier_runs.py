@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from benchmarks import barrier
 
+from holdfast import ChanceConstraint
 from holdfast.core.errors import ConfigError
+from holdfast.runs.config.load import config_from_dict
 
 
 def test_a_run_is_a_defense_its_options_and_a_rate():
@@ -22,7 +24,7 @@ def test_a_run_is_a_defense_its_options_and_a_rate():
 
 
 def test_a_run_has_limits_of_its_own_over_the_defaults():
-    text = "holdfast refusals.majorizer=capped_ramp refusals.tau=0.02 refusals.beta=50 rate=1e-3"
+    text = "holdfast refusals.majorizer=capped_ramp refusals.unit=kl_first refusals.tau=0.02 refusals.beta=50 rate=1e-3"
     defense, _, limits = barrier.parsed(text)
     assert defense == {"name": "holdfast"}
     screening: Any = SimpleNamespace(sets={"refusals": None, "answers": None}, counts={
@@ -32,6 +34,11 @@ def test_a_run_has_limits_of_its_own_over_the_defaults():
     own = found["refusals"]
     assert (own.majorizer, own.tau, own.beta, own.unit) == ("capped_ramp", 0.02, 50, "kl_first")
     assert found["answers"] == barrier.constraints(screening, {})["answers"]
+    for given in ({"tau": 0.02}, {"unit": "kl_token"}, {"majorizer": "capped_ramp"}, {"alpha": 0.2}):
+        written: Any = {"constraint": {"refusals": given}}
+        expected = config_from_dict({"model": "m", "task": "t.jsonl", "output_dir": "o"} | written).constraint
+        mine = barrier.constraints(screening, {"refusals": given})["refusals"]
+        assert mine == ChanceConstraint(**expected["refusals"]), given
     with pytest.raises(ConfigError, match="no set refusal"):
         barrier.constraints(screening, {"refusal": {"tau": 0.02}})
 

@@ -661,25 +661,41 @@ def test_what_the_seventh_round_chooses_with_the_small_model(
     monkeypatch.setattr("sys.argv", given)
     choose.main()
     assert capsys.readouterr().out.splitlines()[-1] == "chosen: capped_0.01"
+    given.insert(given.index("0.5b") + 1, "1.5b")
+    with pytest.raises(SystemExit, match="missing of capped_0.01, which is chosen if"):  # 1.5B, SST-2 at p = 0.05
+        choose.main()
+
+
+def taken_by_least_harm(*trials: choose.Trial, second: Sequence[choose.Trial] = ()) -> str:
+    reference = trial("reference", 0.009)
+    models = [[reference, *trials], *([[reference, *second]] if second else [])]
+    return choose.least_harm(models, ["reference", *(one.config for one in trials)], "reference")
 
 
 def test_the_seventh_round_takes_the_least_harm_and_then_the_fewest_rows():
-    def taken(*trials: choose.Trial, second: Sequence[choose.Trial] = ()) -> str:
-        reference = trial("reference", 0.009)
-        models = [[reference, *trials], *([[reference, *second]] if second else [])]
-        return choose.least_harm(models, ["reference", *(one.config for one in trials)], "reference")
-
+    taken = taken_by_least_harm
     assert taken(trial("a", -0.003), trial("b", 0.004)) == "a"
     assert taken(trial("a", -0.003), trial("b", 0.0, rows=1)) == "b", "within 0.003"
     assert taken(trial("a", -0.003), trial("b", 0.0005, rows=1)) == "a"
     assert taken(trial("a", -0.003, excess=0.021)) == "reference", "one cell is worse than 0.02"
-    assert taken(trial("a", -0.003, complete=False)) == "reference"
     assert taken(trial("a", -0.003, loss=1.0401)) == "reference", "it learns less by more than 0.01"
     worse = [trial("a", 0.03, loss=1.045)]
     assert taken(trial("a", -0.003, loss=1.034), second=worse) == "a", "the loss is a mean over models"
-    assert taken(trial("a", -0.003), second=[trial("c", 0.0)]) == "reference", "one model has no cells of it"
     with pytest.raises(SystemExit, match="the default stays"):
         choose.least_harm([[trial("reference", 0.0, excess=0.03)]], ["reference"], "reference")
+
+
+def test_the_seventh_round_chooses_nothing_while_cells_of_the_choice_are_missing():
+    taken = taken_by_least_harm
+    with pytest.raises(SystemExit, match=r"cells are missing of a$"):
+        taken(trial("a", -0.003, complete=False))
+    assert taken(trial("a", -0.003, excess=0.021, complete=False)) == "reference", "it cannot be left any more"
+    with pytest.raises(SystemExit, match="missing of a, which is chosen if"):
+        taken(trial("a", -0.003), second=[trial("c", 0.0)])
+    with pytest.raises(SystemExit, match="missing of a, which is chosen if"):
+        taken(trial("a", -0.003), second=[trial("a", 0.0, complete=False)])
+    assert taken(trial("a", -0.003), trial("b", 0.02), second=[trial("a", 0.0)]) == "a", "b needs no second model"
+    assert taken(trial("a", -0.003), second=[trial("a", 0.0, excess=0.03, complete=False)]) == "reference"
 
 
 def test_a_strength_is_chosen_on_one_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
