@@ -662,7 +662,7 @@ def test_what_the_seventh_round_chooses_with_the_small_model(
     choose.main()
     assert capsys.readouterr().out.splitlines()[-1] == "chosen: capped_0.01"
     given.insert(given.index("0.5b") + 1, "1.5b")
-    with pytest.raises(SystemExit, match="missing of capped_0.01, which is chosen if"):  # 1.5B, SST-2 at p = 0.05
+    with pytest.raises(SystemExit, match=r"missing of capped_0\.01, which is chosen if"):  # 1.5B, SST-2 at p = 0.05
         choose.main()
 
 
