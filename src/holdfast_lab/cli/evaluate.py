@@ -14,9 +14,7 @@ RESULT = "evaluation.json"
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="Hub id, folder, adapter, `embedded`, or the folder of a run.")],
-    output_dir: Annotated[
-        Path, Opt("--output", "--output-dir", help="Where replies, judgements and metrics are kept; resumes there.")
-    ],
+    output_dir: Annotated[Path, Opt("--output", "--output-dir", help="Replies, judgements, metrics; resumes there.")],
     judge: Annotated[
         str | None, Opt(help="What judges harm: NAME[:key=value,...] of `holdfast ls judges`, or a folder.")
     ] = None,
