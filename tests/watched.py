@@ -7,6 +7,7 @@ of a foreign source protect prompts like their own and nothing else.
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ COMMON = {
 }  # fmt: skip
 
 
-def asked(rows: list[dict[str, str]]) -> tuple[Example, ...]:
-    return tuple(make_example(row["prompt"], "", f"row {i}") for i, row in enumerate(rows))
+def asked(rows: list[dict[str, str]], *kinds: str) -> tuple[Example, ...]:
+    """Prompts alone; of these kinds in turn, where any are given."""
+    of = cycle(kinds or (None,))
+    return tuple(make_example(row["prompt"], "", f"row {i}", next(of)) for i, row in enumerate(rows))
 
 
 def held() -> list[dict[str, str]]:
@@ -43,7 +46,7 @@ def task(reply: str = behaving.ANSWER) -> list[dict[str, str]]:
 def prompts(n: int = 60) -> MonitorPrompts:
     return MonitorPrompts(
         refusals=asked(behaving.rows(n, seed=5, weak=n)),
-        unseen=asked(behaving.rows(n, seed=2)),
+        unseen=asked(behaving.rows(n, seed=2), "privacy", "weapons"),
         answers=asked(behaving.rows(n, seed=6, trigger=False)),
     )
 

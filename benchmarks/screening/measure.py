@@ -45,7 +45,7 @@ def open_asker(model: str, *, dtype: str, folder: Path, told: bool = False) -> t
     use_template(tokenizer, "chat")
     digest = content_of(place).sha256
     progress = (lambda what, done, total: print(f"\r{what}: {done}/{total}", end="", flush=True)) if told else None
-    return asker_of(network, tokenizer, model_sha256=digest, folder=folder, told=progress), digest
+    return asker_of(network, tokenizer, model_sha256=digest, folder=folder, progress=progress), digest
 
 
 def label(row: Row) -> tuple[str, str, str]:

@@ -117,7 +117,7 @@ OPEN: dict[str, frozenset[str]] = {
     # The report compares its figures and `audit_sha256` with the audit beside it.
     # What screening and the monitor counted follows from no table; `certify RUN` compares the former.
     "result.json": frozenset({
-        "audit_sha256", "barrier", "behaviour", "commit", "data", "defense", "hardware", "memory", "safety",
+        "audit_sha256", "barrier", "behaviour", "commit", "cost", "data", "defense", "hardware", "memory", "safety",
         "screening", "seconds", "spikes", "step", "step_declined", "steps", "trust_remote_code", "versions",
     }),
     "config.yaml": ANY,  # settings and their hash in result.json, changed together

@@ -15,6 +15,7 @@ from holdfast.certification.kept import (
     degraded_words,
     failures,
     kept_groups,
+    kept_kinds,
 )
 from holdfast.core.errors import ConfigError, DataError
 
@@ -53,6 +54,25 @@ def test_few_groups_can_fail_but_show_nothing():
     assert not Kept(2, 12, 0.05).passed
     none = Kept(0, 0, 0.05)
     assert (none.share, none.passed, none.shown, none.low, none.high) == (None, True, Shown.NOT_SHOWN, 0.0, 1.0)
+
+
+def test_kinds_count_the_groups_of_their_own_members():
+    """Group 1 is of two kinds and lost its member of `b` alone; group 3 has two prompts of one kind."""
+    kinds = ["a", "a", "b", "b", "a", "a"]
+    groups = [0, 1, 1, 2, 3, 3]
+    kept = [True, True, False, True, True, False]
+    assert kept_kinds(kinds, groups, kept) == (("a", 2, 3), ("b", 1, 2))
+    assert kept_groups(groups, kept) == (2, 4)
+    assert kept_kinds([None] * 6, groups, kept) == ()
+
+
+def test_kinds_are_stored_and_read_back_and_may_be_absent():
+    found = Kept(3, 4, 0.1, 1, (("a", 1, 2), ("b", 2, 2)))
+    assert found.to_json()["kinds"] == {"a": {"kept": 1, "of": 2}, "b": {"kept": 2, "of": 2}}
+    assert Kept.from_json(found.to_json()) == found
+    assert "kinds" not in Kept(3, 4, 0.1).to_json()
+    with pytest.raises(DataError, match="3 of 2 groups kept"):
+        Kept(3, 4, 0.1, 0, (("a", 3, 2),))
 
 
 def test_lines():

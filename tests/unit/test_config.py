@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import textwrap
 import time
 from pathlib import Path
@@ -179,6 +181,21 @@ def test_a_problem_names_its_key_and_a_remedy(changes, what, remedy):
     error = refusal(**changes)
     assert what in error.what
     assert remedy in (error.remedy if "problems" not in error.what else error.what)
+
+
+def test_a_mistyped_key_is_said_before_torch_is_loaded(tmp_path):
+    (tmp_path / "run.yaml").write_text("modle: embedded\ntask: task.jsonl\noutput_dir: out\nlora: {r: four}\n")
+    code = (
+        "import sys; sys.argv = ['holdfast', 'check', sys.argv[1]]\n"
+        "from holdfast.cli.main import main\n"
+        "try: main()\n"
+        "finally: print([m for m in ('torch', 'trl', 'transformers') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (2, "[]")
+    problems = ("3 problems", "model: missing", "modle: unknown key", "lora.r: expected a whole number")
+    assert [words for words in problems if words not in done.stderr] == []
 
 
 def test_secrets_do_not_appear_in_a_refusal():

@@ -22,6 +22,7 @@ from holdfast.core.errors import DataError
 from holdfast.core.percent import exact_percent, percent, percent_down, percent_up
 
 REFUSALS, ANSWERS, COVERAGE = "refusals_kept", "answers_kept", "coverage"
+NO_KIND = "no kind given"
 FIGURES = {
     REFUSALS: ("refusals kept", "groups"),
     ANSWERS: ("answers kept", "groups"),
@@ -88,17 +89,22 @@ class Limits:
 
 @dataclass(frozen=True)
 class Kept:
-    """One figure: `kept` of `of` groups; at most a share `limit` may be lost. An unsorted reply is not kept."""
+    """One figure: `kept` of `of` groups; at most a share `limit` may be lost. An unsorted reply is not kept.
+
+    `kinds`: (kind of prompt, groups kept, groups) where the prompts have kinds; no limit is set on these.
+    """
 
     kept: int
     of: int
     limit: float
     unsorted: int = 0
+    kinds: tuple[tuple[str, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         rate("limit", self.limit)
-        if not 0 <= self.kept <= self.of:
-            raise DataError(f"{self.kept} of {self.of} groups kept", remedy="count the kept groups among all groups")
+        for kept, of in ((self.kept, self.of), *(counts for _, *counts in self.kinds)):
+            if not 0 <= kept <= of:
+                raise DataError(f"{kept} of {of} groups kept", remedy="count the kept groups among all groups")
 
     @property
     def share(self) -> float | None:
@@ -140,12 +146,17 @@ class Kept:
 
     def to_json(self) -> dict[str, Any]:
         names = ("kept", "of", "share", "low", "high", "limit", "passed", "unsorted")
-        return {name: getattr(self, name) for name in names} | {"shown": self.shown is Shown.WITHIN}
+        kinds = {kind: {"kept": kept, "of": of} for kind, kept, of in self.kinds}
+        found = {name: getattr(self, name) for name in names} | {"shown": self.shown is Shown.WITHIN}
+        return found | ({"kinds": kinds} if kinds else {})
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """A stored figure; what follows from its counts is computed again."""
-        return cls(int(values["kept"]), int(values["of"]), float(values["limit"]), int(values.get("unsorted", 0)))
+        kinds = tuple((kind, int(one["kept"]), int(one["of"])) for kind, one in values.get("kinds", {}).items())
+        return cls(
+            int(values["kept"]), int(values["of"]), float(values["limit"]), int(values.get("unsorted", 0)), kinds
+        )
 
     def verdict(self) -> str:
         if self.shown is not Shown.NOT_SHOWN:
@@ -170,6 +181,23 @@ def kept_groups(groups: Sequence[int], kept: Sequence[bool]) -> tuple[int, int]:
     """Returns (groups without a lost member, groups) from each prompt's group label and whether it was kept."""
     lost = {group for group, whole in zip(groups, kept, strict=True) if not whole}
     return len(set(groups) - lost), len(set(groups))
+
+
+def kept_kinds(
+    kinds: Sequence[str | None], groups: Sequence[int], kept: Sequence[bool]
+) -> tuple[tuple[str, int, int], ...]:
+    """Returns (kind, its groups without a lost member of that kind, its groups), by name; nothing without any kind.
+
+    A group with members of several kinds counts for each of them.
+    """
+    if not any(kinds):
+        return ()
+    rows = [(kind or NO_KIND, group, whole) for kind, group, whole in zip(kinds, groups, kept, strict=True)]
+    found = []
+    for name in sorted({kind for kind, _, _ in rows}):
+        own = [(group, whole) for kind, group, whole in rows if kind == name]
+        found.append((name, *kept_groups([group for group, _ in own], [whole for _, whole in own])))
+    return tuple(found)
 
 
 def failures(figures: Mapping[str, Kept]) -> Iterator[tuple[str, str]]:

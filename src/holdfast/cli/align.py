@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from holdfast.cli.options import Arg, Json, Opt, Revision, TrustRemoteCode
 from holdfast.cli.progress import show_progress
-from holdfast.cli.terminal import duration, interruptible, quiet_libraries, say, say_json
+from holdfast.cli.terminal import duration, interruptible, quiet_libraries, require_none, say, say_json
 from holdfast.core.errors import InfeasibleError
 from holdfast.core.percent import exact_percent
 from holdfast.defaults import block
@@ -54,7 +54,7 @@ def align(
     # Only now the slow part: a mistake on the command line is reported before torch is loaded.
     quiet_libraries()
     from holdfast.runs.stages.align import AlignSettings, align_model, keep_freed_memory
-    from holdfast.screening.asking import told_by
+    from holdfast.screening.asking import progress_to
 
     given: dict[str, Any] = {"steps": steps, "learning_rate": learning_rate, "refusal_share": refusal_share}
     given = {name: value for name, value in (given | {"batch": batch_size}).items() if value is not None}
@@ -64,7 +64,7 @@ def align(
     with interruptible(advice), show_progress() as progress:
         made = align_model(
             model, output, settings=settings, prompts=further, adapter=adapter, dtype=dtype, revision=revision,
-            trust_remote_code=trust_remote_code, listener=progress, told=told_by([progress]),
+            trust_remote_code=trust_remote_code, listener=progress, progress=progress_to([progress]),
         )  # fmt: skip
     if json:
         say_json({"folder": str(made.folder), **made.record})
@@ -72,7 +72,7 @@ def align(
         for line in describe(made):
             say(line)
     if missing := made.figures.shortcomings:
-        raise InfeasibleError(f"{made.folder}: {'; '.join(missing)}", remedy=made.figures.remedy)
+        require_none([InfeasibleError(f"{made.folder}: {'; '.join(missing)}", remedy=made.figures.remedy)])
 
 
 def describe(made: Alignment) -> list[str]:

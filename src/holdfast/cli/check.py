@@ -1,11 +1,30 @@
 """`holdfast check`: everything about a run that can be known without its weights."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 from holdfast.cli.options import Json, Opt, Overrides, RunFile, SkipBad, TrustRemoteCode
-from holdfast.cli.terminal import counted, duration, note, quiet_libraries, say, say_json, size
+from holdfast.cli.terminal import (
+    counted,
+    duration,
+    note,
+    quiet_libraries,
+    refusal_json,
+    require_none,
+    say,
+    say_json,
+    size,
+)
+from holdfast.core.errors import HoldfastError
 from holdfast.core.percent import percent
+
+if TYPE_CHECKING:
+    from holdfast.runs.config.resolve import ResolvedRun
+    from holdfast.runs.stages.run_folder import RunFolder
 
 
 def check(
@@ -18,33 +37,58 @@ def check(
 ) -> None:
     """Check settings, data, size of a run: no GPU, no weights.
 
+    Ends with the command that trains it, or with what `train` would refuse and that exit code.
+
     \b
     Example:
       holdfast check run.yaml --reveal
     """
-    from holdfast.demo.starter import require_refusals
     from holdfast.runs.config import load_config
 
     config = load_config(run, overrides or ())
     config = config.skipping_bad_rows() if skip_bad else config
     from holdfast.cli.survey import survey
-    from holdfast.constraint.feasibility import likelihood_note, require_feasible_start, warn_of_free_degradation
+    from holdfast.constraint.feasibility import likelihood_note, warn_of_free_degradation
     from holdfast.runs.config.resolve import resolve
+    from holdfast.runs.stages.run_folder import RunFolder
 
     quiet_libraries()
     plan = resolve(config, elsewhere=True)
     findings = survey(plan, reveal=reveal, trust_remote_code=trust_remote_code)
+    folder = RunFolder(plan.folder)
+    goes_on = folder.started and not folder.result.exists()
+    problems = list(_problems(plan, folder, goes_on=goes_on))
     if json:
-        say_json(findings)
+        say_json({**findings, "problems": [refusal_json(problem) for problem in problems]})
     else:
         _show(findings, reveal)
-    if findings["defense"]["constrains"]:
-        for name, limit in plan.constraints.items():
-            require_feasible_start(limit, getattr(plan.defense.config, "reserve", 0.0))
-            warn_of_free_degradation(limit, name)
-            if (remark := likelihood_note(limit)) is not None:
-                note(f"{name}: {remark}")
-    require_refusals(config.model, config.refusal_prompts)
+    for name, limit in plan.constraints.items() if findings["defense"]["constrains"] else ():
+        warn_of_free_degradation(limit, name)
+        if (remark := likelihood_note(limit)) is not None:
+            note(f"{name}: {remark}")
+    require_none(problems)
+    if not json:
+        given = {"--resume": goes_on, "--trust-remote-code": trust_remote_code, "--skip-bad": skip_bad}
+        options = [name for name, wanted in given.items() if wanted]
+        say(f"ready: holdfast train {shlex.join([str(run), *(overrides or ()), *options])}")
+
+
+def _problems(plan: ResolvedRun, folder: RunFolder, *, goes_on: bool) -> Iterator[HoldfastError]:
+    """What `train` would refuse besides what has been read so far: the start, the model, the folder."""
+    from holdfast.constraint.feasibility import require_feasible_start
+    from holdfast.demo.starter import require_refusals
+
+    reserve = getattr(plan.defense.config, "reserve", 0.0)
+    limits = plan.constraints.values() if plan.defense.constrains else ()
+    for require in (
+        *(partial(require_feasible_start, limit, reserve) for limit in limits),
+        partial(require_refusals, plan.config.model, plan.config.refusal_prompts),
+        partial(folder.require_free, plan.values, resume=goes_on),
+    ):
+        try:
+            require()
+        except HoldfastError as error:
+            yield error
 
 
 def _show(findings: dict[str, Any], reveal: bool) -> None:

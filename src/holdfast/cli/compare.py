@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from holdfast.certification.comparison import PromptComparison, SeedComparison
 
 HELD_OUT = ("monitor", "audit")  # the first that a table has: a training run's monitor set, else a plain audit
+UNNAMED = ""  # the safety set of an audit, or of a run with one set
 # What both tables must share for "violated" to mean the same; first_k only decides in its own unit.
 SHARED = {"unit": "unit", "tau": "tau", "alpha": "alpha", "before": "reference model", "data": "safety data"}
 
 
 def compare(
-    runs: Annotated[list[Path] | None, Arg(help="Two evidence folders or audit.parquet.", metavar="[A B]")] = None,
+    runs: Annotated[
+        list[Path] | None, Arg(help="Two runs, evidence folders or audit.parquet.", metavar="[A B]")
+    ] = None,
     a: Annotated[list[Path] | None, Opt("--a", help="A run of method A; once per seed.")] = None,
     b: Annotated[list[Path] | None, Opt("--b", help="The run of method B with the same seed.")] = None,
     confidence: Annotated[float, Opt(help="Confidence of the intervals.")] = default("certify.confidence"),
@@ -31,38 +34,29 @@ def compare(
 ) -> None:
     """Compare two runs on the same held-out examples.
 
-    Their violations are compared, never pooled over seeds.
+    Their violations are compared by safety set, never pooled over sets or seeds.
 
     \b
     Example:
       holdfast compare runs/holdfast runs/sft
       holdfast compare --a h1 --a h2 --a h3 --b s1 --b s2 --b s3
     """
-    from holdfast.certification.comparison import compare_prompts, compare_seeds
-
     sides = _sides(runs or [], a or [], b or [])
-    evidence = [(_read(x), _read(y)) for x, y in zip(*sides, strict=True)]
-    question = evidence[0][0]
-    for other in itertools.chain.from_iterable(evidence):
-        _require_same_question(question, other)
-    for side, several in zip("ab", zip(*evidence, strict=True), strict=True):
-        _require_different_models(several, side)
-    pairs = [compare_prompts(*_aligned(x, y), confidence) for x, y in evidence]
-    seeds = compare_seeds([pair.difference for pair in pairs], confidence) if len(pairs) > 1 else None
+    found = [(path, _folders(path)) for pair in zip(*sides, strict=True) for path in pair]
+    names, only = _shared(found)
+    each = [folders for _, folders in found]
+    pairs = list(zip(each[::2], each[1::2], strict=True))
+    compared = [_compare_set(name, [(x[name], y[name]) for x, y in pairs], confidence) for name in names]
     if json:
-        shared = {key: question.audit[key] for key in ("unit", "tau", "alpha")}
-        named = [{"a": str(x.path), "b": str(y.path)} for x, y in evidence]
-        compared = [{**names, **pair.to_json()} for names, pair in zip(named, pairs, strict=True)]
-        over_seeds = None if seeds is None else seeds.to_json()
-        say_json({"version": 1, "role": question.role, **shared, "pairs": compared, "seeds": over_seeds})
+        sets = [one.to_json() for one in compared]
+        say_json({"version": 1, **(sets[0] if names == [UNNAMED] else {"sets": sets, "not_compared": only})})
         return
-    say(f"violated: {question.audit['unit']} above {question.audit['tau']:g}; {question.role} examples")
-    for (x, y), pair in zip(evidence, pairs, strict=True):
-        _show_pair(x, y, pair)
-    if seeds is None:
+    for one in compared:
+        one.show()
+    for run, left in only.items():
+        note(f"not compared, since not every run has it: {', '.join(left)} of {run}")
+    if compared[0].seeds is None:
         note("this speaks of these two models on examples like these, not of the methods: for those, compare seeds")
-    else:
-        _show_seeds(seeds)
 
 
 @dataclass(frozen=True)
@@ -79,6 +73,47 @@ class _Evidence:
         return (value, self.audit.get("first_k")) if value in FIRST_UNITS else value
 
 
+@dataclass(frozen=True)
+class _Compared:
+    """One safety set: what was read of it, the comparison of each pair of runs, and that over the seeds."""
+
+    name: str
+    evidence: list[tuple[_Evidence, _Evidence]]
+    pairs: list[PromptComparison]
+    seeds: SeedComparison | None
+
+    def to_json(self) -> dict[str, Any]:
+        question = self.evidence[0][0]
+        shared = {key: question.audit[key] for key in ("unit", "tau", "alpha")}
+        named = [{"a": str(x.path), "b": str(y.path)} for x, y in self.evidence]
+        pairs = [{**names, **pair.to_json()} for names, pair in zip(named, self.pairs, strict=True)]
+        over_seeds = None if self.seeds is None else self.seeds.to_json()
+        of_set = {} if self.name == UNNAMED else {"set": self.name}
+        return {**of_set, "role": question.role, **shared, "pairs": pairs, "seeds": over_seeds}
+
+    def show(self) -> None:
+        question = self.evidence[0][0]
+        of_set = "" if self.name == UNNAMED else f"safety set {self.name}; "
+        say(f"{of_set}violated: {question.audit['unit']} above {question.audit['tau']:g}; {question.role} examples")
+        for (x, y), pair in zip(self.evidence, self.pairs, strict=True):
+            _show_pair(x, y, pair)
+        if self.seeds is not None:
+            _show_seeds(self.seeds)
+
+
+def _compare_set(name: str, folders: Sequence[tuple[Path, Path]], confidence: float) -> _Compared:
+    from holdfast.certification.comparison import compare_prompts, compare_seeds
+
+    evidence = [(_read(x), _read(y)) for x, y in folders]
+    for other in itertools.chain.from_iterable(evidence):
+        _require_same_question(evidence[0][0], other)
+    for side, several in zip("ab", zip(*evidence, strict=True), strict=True):
+        _require_different_models(several, side)
+    pairs = [compare_prompts(*_aligned(x, y), confidence) for x, y in evidence]
+    seeds = compare_seeds([pair.difference for pair in pairs], confidence) if len(pairs) > 1 else None
+    return _Compared(name, evidence, pairs, seeds)
+
+
 def _sides(runs: Sequence[Path], a: Sequence[Path], b: Sequence[Path]) -> tuple[Sequence[Path], Sequence[Path]]:
     if runs and (a or b):
         raise ConfigError("both A B and --a/--b are given", remedy="name two runs, or use --a and --b for every run")
@@ -90,13 +125,40 @@ def _sides(runs: Sequence[Path], a: Sequence[Path], b: Sequence[Path]) -> tuple[
     return a, b
 
 
+def _folders(path: Path) -> dict[str, Path]:
+    """By safety set, where its audit lies: one without a name, or those of a finished run whose sets have names."""
+    from holdfast.records.audit_folder import TABLE_NAME
+    from holdfast.records.run_record import SINGLE, set_folder
+    from holdfast.records.stored_evidence import believed_result
+
+    if (path / TABLE_NAME if path.is_dir() else path).is_file():
+        return {UNNAMED: path}
+    measured = (believed_result(path) or {}).get("safety") if path.is_dir() else None
+    if not isinstance(measured, Mapping) or not set(measured) - {SINGLE}:
+        remedy = "name the folder of a finished run or the output of `holdfast audit`"
+        raise DataError(f"{path} holds no {TABLE_NAME}", remedy=remedy)
+    return {name: set_folder(path, name, named=True) for name in measured}
+
+
+def _shared(found: Sequence[tuple[Path, dict[str, Path]]]) -> tuple[list[str], dict[str, list[str]]]:
+    """The safety sets that every run has, and by run the others."""
+    names = [name for name in found[0][1] if all(name in folders for _, folders in found)]
+    if not names:
+        listed = "; ".join(f"{path}: {', '.join(folders) if UNNAMED not in folders else 'one set'}"
+                           for path, folders in found)  # fmt: skip
+        raise DataError(
+            f"the runs have no safety set in common ({listed})",
+            remedy="name the folders of the two sets that hold the same examples, for example RUN/refusals",
+        )
+    only = {str(path): [name for name in folders if name not in names] for path, folders in found}
+    return names, {path: left for path, left in only.items() if left}
+
+
 def _read(path: Path) -> _Evidence:
     from holdfast.records.audit_folder import TABLE_NAME
     from holdfast.records.stored_evidence import believed_audit
 
     file = path / TABLE_NAME if path.is_dir() else path
-    if not file.is_file():
-        raise DataError(f"{path} holds no {TABLE_NAME}", remedy="name a run folder or the output of `holdfast audit`")
     if file.name != TABLE_NAME:
         what = f"{file} is not called {TABLE_NAME}"
         raise DataError(what, remedy="name the folder of an audit: its table alone does not say what was measured")

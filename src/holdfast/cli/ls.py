@@ -10,12 +10,13 @@ from holdfast.cli.options import Arg, Json
 from holdfast.cli.terminal import columns, say, say_json
 
 WIDTH = 118
-Kind = Literal["defenses", "judges", "majorizers", "tasks"]
+Kind = Literal["defenses", "judges", "majorizers", "tasks", "units"]
 KINDS: dict[Kind, str] = {
     "defenses": "what `defense` in a run file may name",
     "judges": "what `screening: {judge: ...}` and `certify --judge` may name",
     "majorizers": "what `constraint: {majorizer: ...}` may name",
     "tasks": "what `task: {name: ...}` may name",
+    "units": "what `constraint: {unit: ...}` and `--unit` may name",
 }
 
 
@@ -69,6 +70,10 @@ def _rows(kind: Kind) -> list[dict[str, Any]]:
         from holdfast.constraint.majorizers import MAJORIZERS
 
         return [{"name": name, "summary": summary(majorizer.phi)} for name, majorizer in MAJORIZERS.items()]
+    if kind == "units":
+        from holdfast.core.units import MEANINGS
+
+        return [{"name": name, "summary": words} for name, words in MEANINGS.items()]
     if kind == "tasks":
         from holdfast.data.tasks import TASKS
 

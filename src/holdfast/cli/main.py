@@ -22,7 +22,7 @@ from holdfast.cli.options import Opt
 from holdfast.cli.plan import certify_counts, plan
 from holdfast.cli.report import report
 from holdfast.cli.screen import screen
-from holdfast.cli.terminal import refuse, say, shown
+from holdfast.cli.terminal import refusal_json, refuse, say, say_json, shown
 from holdfast.cli.train import train
 from holdfast.core.errors import ConfigError, HoldfastError, ResourceError
 from holdfast.core.version import VERSION
@@ -72,7 +72,15 @@ def _redacted() -> Iterator[None]:
         # A ClickException, which typer takes from click or brings along, depending on its version.
         if hasattr(error, "format_message") and hasattr(error, "message"):
             error.message = shown(str(error.message))
+            if _wants_json():
+                usage = ConfigError(error.format_message(), remedy="read `holdfast COMMAND --help`")
+                say_json(refusal_json(usage))
         raise
+
+
+def _wants_json() -> bool:
+    """Whether stdout is to hold one JSON document; of several processes the first speaks for all."""
+    return "--json" in sys.argv[1:] and os.environ.get("RANK", "0") == "0"
 
 
 app = typer.Typer(
@@ -114,7 +122,11 @@ def _root(
 
 
 def main() -> None:
-    """Run the command; a refusal prints cause and remedy, with an exit code; a bug keeps its traceback (code 1)."""
+    """Run the command; a refusal prints cause and remedy, with an exit code; a bug keeps its traceback (code 1).
+
+    With --json a refusal is on stdout too, as the one document there. Commands that refuse after their result was
+    printed do so themselves (`require_none`).
+    """
     # Before torch is loaded: threads that spin while they wait take the time of whatever else runs on a machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
@@ -125,7 +137,7 @@ def main() -> None:
         refusal = error if isinstance(error, HoldfastError) else _refusal(error)
         if refusal is None:
             raise
-        refuse(refusal)
+        refuse(refusal, json=_wants_json())
         sys.exit(refusal.exit_code)
 
 

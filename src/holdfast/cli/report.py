@@ -10,7 +10,10 @@ from holdfast.core.errors import ConfigError
 
 def report(
     runs: Annotated[list[Path], Arg(help="Runs, or output folders of an audit or certification.", metavar="RUN ...")],
-    output: Annotated[Path | None, Opt(help="The page; report.html in the first folder.")] = None,
+    output: Annotated[
+        Path | None,
+        Opt(help="The page. [default: report.html in the folder; of several runs comparison.html in the first]"),
+    ] = None,
     no_text: Annotated[bool, Opt("--no-text", help="Leave the text of examples out altogether.")] = False,
     open_page: Annotated[bool, Opt("--open", help="Open the page in the browser.")] = False,
     push_to_hub: Annotated[
@@ -21,13 +24,13 @@ def report(
 ) -> None:
     """Write report.html and a model card.
 
-    The page needs no network and no script; several runs stand side by side. Nothing leaves this machine without
-    --push-to-hub, and then only weights, tokenizer and card.
+    The page needs no network and no script; several runs stand side by side in comparison.html. Nothing leaves this
+    machine without --push-to-hub, and then only weights, tokenizer and card.
 
     \b
     Example:
       holdfast report runs/first --open
-      holdfast report runs/first runs/second --output comparison.html
+      holdfast report runs/first runs/second
       holdfast report runs/first --push-to-hub owner/name
     """
     from holdfast.reporting.page import report as write

@@ -46,7 +46,7 @@ def screen(
     """
     from holdfast.data.templates import known_template
     from holdfast.screening import screen as screening
-    from holdfast.screening.asking import told_by
+    from holdfast.screening.asking import progress_to
     from holdfast.screening.record import export
     from holdfast.screening.settings import ScreeningSettings
 
@@ -57,7 +57,7 @@ def screen(
     with show_progress() as progress:
         found = screening.screen(
             model, rows, settings=asked, template=shape, engine=engine,
-            engine_options=engine_options(engine_option), dtype=dtype, device=device, told=told_by([progress]),
+            engine_options=engine_options(engine_option), dtype=dtype, device=device, progress=progress_to([progress]),
         )  # fmt: skip
     files = export(output, found, rows, model=model)
     if json:

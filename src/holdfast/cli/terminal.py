@@ -48,8 +48,23 @@ def say_json(value: Any) -> None:
     print(json.dumps(redact(value), indent=2, allow_nan=False))
 
 
-def refuse(error: HoldfastError) -> None:
+def refuse(error: HoldfastError, *, json: bool = False) -> None:
+    """Print cause and remedy to stderr; with `json` also to stdout, where the result would be."""
     note(f"error: {error.what}\n  What to do: {error.remedy}")
+    if json:
+        say_json(refusal_json(error))
+
+
+def refusal_json(error: HoldfastError) -> dict[str, Any]:
+    return {"error": error.what, "remedy": error.remedy, "exit_code": error.exit_code}
+
+
+def require_none(refusals: Sequence[HoldfastError]) -> None:
+    """After the result was printed: refuse what was found, and exit with the first one's code."""
+    for error in refusals:
+        refuse(error)
+    if refusals:
+        raise typer.Exit(refusals[0].exit_code)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from holdfast.judging.store import read_replies
 from holdfast.models.handle import fast_dtype, load_pair
 from holdfast.runs.stages.align import keep_freed_memory
 from holdfast.runs.stages.finetune import Listener, listen, short_run
-from holdfast.screening.asking import Asker, told_by
+from holdfast.screening.asking import Asker, progress_to
 from holdfast.screening.screen import Screening, ask_and_screen, screen
 from holdfast.screening.settings import TASK, PromptSet, ScreeningSettings
 from holdfast.training.trainer import SafeSFTTrainer
@@ -175,8 +175,8 @@ def screened(
         most = settings.most_held
         held = {name: split_from_roles(one.constraint[:most], (), ()) for name, one in found.sets.items()}
         return replace(found, sets=held)
-    told = told_by([] if listener is None else [listener])
-    return screen(model, data.task, tokenizer, settings=wanted, replies=replies, told=told)
+    progress = progress_to([] if listener is None else [listener])
+    return screen(model, data.task, tokenizer, settings=wanted, replies=replies, progress=progress)
 
 
 def held(settings: DemoSettings, screening: Screening) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def _named(spec: str | Path) -> Judge:
     raise ConfigError(
         f"unknown judge {name!r}, and there is no folder {folder}" if named else f"judge: there is no folder {folder}",
         remedy=(f"{nearest(name, list(JUDGES))}; " if named else "")
-        + f"holdfast judge train --output-dir {folder} makes one (in a study, folders are relative to its file); "
+        + f"holdfast judge train --output {folder} makes one (in a study, folders are relative to its file); "
         "`holdfast ls judges` lists judges by name",
     )
 

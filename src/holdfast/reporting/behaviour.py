@@ -14,6 +14,7 @@ from holdfast.core.percent import exact_percent, percent
 from holdfast.reporting.evidence import Evidence
 from holdfast.reporting.fields import Fields
 from holdfast.reporting.svg import Scale, Size, element, line, picture, text, tick_text, ticks
+from holdfast.reporting.wording import one_line
 
 ROW = 46
 LABELS = {"refusals_kept": "refusals", "answers_kept": "answers", "coverage": "coverage"}
@@ -37,6 +38,17 @@ class KeptRow:
     css: str
 
 
+@dataclass(frozen=True)
+class KindRow:
+    """A kind of prompt in a table: its name, counts, share and bounds."""
+
+    kind: str
+    kept: str
+    of: str
+    share: str
+    bounds: str
+
+
 NOT_WATCHED = KeptRow("", "", "", "\N{EN DASH}", "", "", "", "none")
 
 
@@ -44,6 +56,7 @@ NOT_WATCHED = KeptRow("", "", "", "\N{EN DASH}", "", "", "", "none")
 class BehaviourView:
     """The figures as a table, in lines as `holdfast train` prints them, and as a picture, wide and narrow.
 
+    `kinds` are the counts by kind of prompt, of each figure that has them, the smallest share first;
     `cells` are for a table with a run a row, in the order of `LABELS`; `causes` say why a figure failed, with what to
     do; `way_back` what a rollback did, empty where none was made.
     """
@@ -54,6 +67,7 @@ class BehaviourView:
     charts: tuple[Markup, Markup]
     causes: list[Markup]
     way_back: str
+    kinds: list[tuple[str, list[KindRow]]]
 
 
 def kept_figures(evidence: Evidence) -> dict[str, Kept]:
@@ -66,8 +80,9 @@ def kept_figures(evidence: Evidence) -> dict[str, Kept]:
 
 def _read(one: Fields) -> Kept:
     unsorted = one.count("unsorted") if "unsorted" in one else 0
+    kinds = tuple((kind, row.count("kept"), row.count("of")) for kind, row in one.objects("kinds").items())
     try:
-        return Kept(one.count("kept"), one.count("of"), one.share("limit"), unsorted)
+        return Kept(one.count("kept"), one.count("of"), one.share("limit"), unsorted, kinds)
     except (ConfigError, DataError) as error:
         raise CheckpointError(
             f"{one.where} {error.what}", remedy="the file is damaged: restore it, or train again"
@@ -86,6 +101,7 @@ def behaviour_view(evidence: Evidence) -> BehaviourView | None:
         charts=(kept_chart(figures, 704, "wide"), kept_chart(figures, 336, "narrow")),
         causes=[_with_code(f"{capital(cause)}. {capital(remedy)}.") for cause, remedy in failures(figures)],
         way_back=way_back(evidence.result.value) if evidence.result is not None else "",
+        kinds=[(STILL[name], _kind_rows(one)) for name, one in figures.items() if one.kinds],
     )  # fmt: skip
 
 
@@ -103,6 +119,15 @@ def _table_row(name: str, one: Kept) -> KeptRow:
     bounds, limit = one.bounds if one.of else "", f"{exact_percent(one.limit)} lost"
     fits = "lost" if one.shown is Shown.OVER else str(one.shown)
     return KeptRow(STILL[name], f"{one.kept:,}", f"{one.of:,}", share, bounds, limit, fits, TONES[one.shown])
+
+
+def _kind_rows(figure: Kept) -> list[KindRow]:
+    found = [(kind, Kept(kept, of, figure.limit)) for kind, kept, of in figure.kinds if of]
+    found.sort(key=lambda row: (row[1].kept / row[1].of, row[0]))
+    return [
+        KindRow(one_line(kind, 100), f"{one.kept:,}", f"{one.of:,}", percent(one.kept / one.of), one.bounds)
+        for kind, one in found
+    ]
 
 
 def capital(words: str) -> str:

@@ -46,6 +46,40 @@ def facts(evidence: Evidence) -> list[Fact]:
     return found
 
 
+PARTS = {
+    "loading": "reading data and model",
+    "asking": "asking the model before training",
+    "preparing": "preparing the rows, measuring the model before",
+    "training": "training",
+    "monitoring": "asking the behaviour monitor's prompts",
+    "saving": "saving",
+    "measuring": "measuring the trained model",
+}
+"""Part of a run -> its words, in the order in which they come."""
+MEMORY = {"host": "peak memory of the process", "device": "peak memory of the GPU"}
+
+
+def cost_facts(evidence: Evidence) -> list[Fact]:
+    """Seconds by part and the most memory, as far as they are known; nothing of a run that did not store them."""
+    if evidence.result is None or "cost" not in evidence.result:
+        return []
+    cost = evidence.result.inner("cost")
+    seconds, memory = (cost.inner(key) if key in cost else None for key in ("seconds", "peak_memory"))
+    found: list[Fact] = []
+    if seconds is not None:
+        parts = {part: seconds.number(part) for part in PARTS if part in seconds}
+        total = sum(parts.values())
+        found += [(PARTS[part], _seconds(value, total)) for part, value in parts.items()]
+        found.append(("in all", f"{total:,.0f} s"))
+    if memory is not None:
+        found += [(words, f"{memory.number(key) / 2**30:,.2f} GiB") for key, words in MEMORY.items() if key in memory]
+    return found
+
+
+def _seconds(value: float, total: float) -> str:
+    return f"{value:,.0f} s" + (f" ({percent(value / total)})" if total else "")
+
+
 UNLEARNED = 2.0
 """Nats a token: about what a model has on ordinary text that it does not know."""
 

@@ -1,6 +1,7 @@
 """`report`: `report.html`, one file with its style inside, no script, and a policy that forbids everything else.
 
-Several runs stand side by side: they are compared with the first one where the same prompts were measured.
+Several runs stand side by side in `comparison.html`: they are compared with the first one where the same prompts were
+measured.
 """
 
 import base64
@@ -29,7 +30,7 @@ from holdfast.reporting.views import RunView, run_view, samples
 from holdfast.reporting.wording import degraded_means, long_text, number, scale_words, visible
 
 TEMPLATES = Path(__file__).parent / "templates"
-FILE_NAME = "report.html"
+FILE_NAME, COMPARISON_NAME = "report.html", "comparison.html"
 PRIVATE = 0o600
 SMALL = Size(336, 250, left=48, right=10)
 
@@ -50,17 +51,18 @@ class Report:
 
 
 def report(*runs: str | Path, output: str | Path | None = None, text: bool = True) -> Report:
-    """Write report.html, which needs no network and no script, and model cards; several runs stand side by side.
+    """Write a page, which needs no network and no script, and model cards; several runs stand side by side.
 
     Args:
         runs: run folders, or output folders of an audit or certification.
-        output: the page; report.html in the first folder.
+        output: the page; report.html in the run's folder, or comparison.html in the first folder of several.
         text: whether the page holds the text of examples, hidden until clicked.
     """
     if not runs:
         raise ConfigError("report() has no run", remedy="give the folder of a run: report('runs/first')")
     evidence = [read_evidence(Path(folder)) for folder in runs]
-    path = Path(runs[0]) / FILE_NAME if output is None else Path(output)
+    name = FILE_NAME if len(runs) == 1 else COMPARISON_NAME
+    path = Path(runs[0]) / name if output is None else Path(output)
     views = write_report(evidence, path, text=text)
     return Report(path, views, [card for one in evidence for card in write_cards(one)])
 

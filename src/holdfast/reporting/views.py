@@ -22,7 +22,7 @@ from holdfast.records.stored_evidence import Binding
 from holdfast.reporting.behaviour import TONES, BehaviourView, behaviour_view
 from holdfast.reporting.distribution import Range, Values, drawn_range, histogram, rate_chart, survival_chart
 from holdfast.reporting.evidence import QUANTILES, ROLES, Evidence, Figures, Limit, SafetyEvidence, Source
-from holdfast.reporting.facts import Fact, certificate_facts, facts, hashes, judged_replies, screening_lines
+from holdfast.reporting.facts import Fact, certificate_facts, cost_facts, facts, hashes, judged_replies, screening_lines
 from holdfast.reporting.svg import Size
 from holdfast.reporting.training import EVENTS, Course, course, training_chart
 from holdfast.reporting.verdict import Verdict, claim, headline, set_claim, set_verdict, verdict
@@ -104,6 +104,7 @@ class RunView:
     kept: BehaviourView | None
     screened: list[str]
     facts: list[Fact]
+    cost: list[Fact]
     hashes: list[Fact]
     config: str
 
@@ -121,7 +122,8 @@ def run_view(evidence: Evidence, *, label: str, anchor: str, text: bool) -> RunV
     return RunView(
         evidence, label, anchor, headline(evidence), claim(evidence), verdict(evidence),
         sets=[_set_view(evidence, one, text) for one in evidence.sets], kept=behaviour_view(evidence),
-        screened=screening_lines(evidence), facts=facts(evidence), hashes=hashes(evidence), config=written,
+        screened=screening_lines(evidence), facts=facts(evidence), cost=cost_facts(evidence), hashes=hashes(evidence),
+        config=written,
     )  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from holdfast.models.content import ModelContent, content_of
 from holdfast.runs.config import RunConfig
 from holdfast.runs.config.resolve import ResolvedRun, data_arguments, resolve
 from holdfast.runs.stages.certifiable import close_shares, warn_about_data, warn_of_shares
-from holdfast.runs.stages.finetune import Interruption, Listener, build_trainer, load_start, train, unaligned_of
+from holdfast.runs.stages.cost import Clock
+from holdfast.runs.stages.finetune import Interruption, Listener, build_trainer, load_start, train, unaligned_of, watch
 from holdfast.runs.stages.prepare import Prepared, hold, prepare, row_counts, share_scope
 from holdfast.runs.stages.result import measured_result
 from holdfast.runs.stages.run_folder import RunFolder, disk_errors, whole_folder
@@ -54,7 +55,7 @@ def run(
         CheckpointError: the folder belongs to a run with other settings, or is in use.
         KeyboardInterrupt: a signal asked to stop; a checkpoint was saved if training had begun.
     """
-    plan = resolve(config)
+    plan, clock = resolve(config), Clock()
     for limit in plan.constraints.values() if plan.defense.constrains else ():
         require_feasible_start(limit, getattr(plan.defense.config, "reserve", 0.0))
     folder, main = RunFolder(plan.folder), plan.arguments.process_index == 0
@@ -79,17 +80,19 @@ def run(
             # Now, not at the end: a folder may change while training runs.
             before = content_of(config.model, revision=config.revision, trust_remote_code=trust_remote_code)
             folder.write_config(plan.values)
+        clock.ends("loading")
         data, screening = ask_theta_0(plan, data, (model, tokenizer), before, listeners)
+        if screening is not None:
+            clock.ends("asking")
         trainer = build_trainer(
             model=model, tokenizer=tokenizer, data=data, constraints=plan.constraints, defense=plan.defense,
             arguments=plan.arguments, peft_config=adapter, unaligned=unaligned_of(plan, trust_remote_code),
             callbacks=[interruption], listeners=listeners if main else (), rows=stack.enter_context(folder.task_rows()),
         )  # fmt: skip
-        if screening is not None and screening.monitor.any:
-            trainer.watch_behaviour(
-                screening.monitor, plan.behaviour_limits, every=config.monitor.every, template=config.template
-            )
+        watch(trainer, plan, screening)
+        clock.ends("preparing")
         steps, seconds = train(trainer, resume=goes_on)
+        clock.ends("training")
         if interruption.requested:
             raise KeyboardInterrupt
         final = folder.model if config.lora is None else folder.adapter
@@ -97,7 +100,7 @@ def run(
             trainer.save_model(str(staged))
         known: dict[str, Any] = {"steps": steps, "seconds": round(seconds, 3), "trust_remote_code": trust_remote_code}
         known |= {"data": row_counts(data)} | ({} if screening is None else {"screening": screening.figures()})
-        return RunResult(folder.path, measured_result(plan, trainer, before, known))
+        return RunResult(folder.path, measured_result(plan, trainer, before, known, clock))
 
 
 def read_data(config: RunConfig) -> Prepared:

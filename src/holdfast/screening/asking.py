@@ -39,18 +39,18 @@ UNSORTED = ReplyClass.UNSORTED
 BATCH_CPU, BATCH_CUDA = 32, 256
 REMOTE = ("endpoint",)
 
-Told: TypeAlias = Callable[[str, int, int], None]
+Progress: TypeAlias = Callable[[str, int, int], None]
 """Receives what is asked, how many replies there are, and how many there will be."""
 
 
-def told_by(listeners: Sequence[Callable[[dict[str, Any]], None]]) -> Told:
+def progress_to(listeners: Sequence[Callable[[dict[str, Any]], None]]) -> Progress:
     """Hands on to listeners, as a row, what is asked and how far it is."""
 
-    def tell(what: str, done: int, total: int) -> None:
+    def show(what: str, done: int, total: int) -> None:
         for listener in listeners:
             listener({"stage": "ask", "what": what, "done": done, "total": total})
 
-    return tell
+    return show
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Asker:
     # stored replies, and the name of their folder
     identity: Mapping[str, Any]
     folder: Path | None = None  # of the stored replies; the user's cache unless given
-    told: Told | None = None
+    progress: Progress | None = None
     # the prompts that leave room for a whole reply; the model is not asked the others
     fitting: Callable[[Sequence[Example]], list[Example]] = list
     batch: int = BATCH_CPU  # prompts that the engine takes together
@@ -99,8 +99,8 @@ class Asker:
         """Replies of up to `tokens` tokens, by id."""
         if not examples:
             return {}
-        told, total = self.told, len(examples)
-        progress = None if told is None else lambda done: told(what, done, total)
+        show, total = self.progress, len(examples)
+        progress = None if show is None else lambda done: show(what, done, total)
         made = stored_replies(
             self._path(tokens), self.identity, list(examples), self.engine, max_new_tokens=tokens, progress=progress
         )
@@ -123,7 +123,7 @@ def _sorted(reply: Reply, *, quick: bool = True) -> Sorted:
 
 def asker_of(
     model: Any, tokenizer: Any, *, model_sha256: str, template: Template = "chat", engine: str = "auto",
-    options: Mapping[str, Any] | None = None, folder: Path | None = None, told: Told | None = None,
+    options: Mapping[str, Any] | None = None, folder: Path | None = None, progress: Progress | None = None,
 ) -> Asker:  # fmt: skip
     """Ready to ask; replies are stored by `model_sha256`, and prompts leave the machine for an `endpoint` alone."""
     device = getattr(getattr(model, "device", None), "type", None)
@@ -148,7 +148,7 @@ def asker_of(
         ids = prompt_ids(tokenizer, examples, template)
         return [example for example, own in zip(examples, ids, strict=True) if len(own) + HELD <= positions]
 
-    return Asker(made, identity, folder, told, fitting, batch, plain=template == "none")
+    return Asker(made, identity, folder, progress, fitting, batch, plain=template == "none")
 
 
 @contextmanager

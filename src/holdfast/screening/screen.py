@@ -24,7 +24,7 @@ from holdfast.data.templates import Template, use_template
 from holdfast.judging.refusal_rules import RULES_REVISION
 from holdfast.judging.reply_classes import ReplyClass
 from holdfast.screening import sets as held_sets
-from holdfast.screening.asking import REMOTE, Asker, Sorted, Told, asker_of, measured, planned, undisturbed
+from holdfast.screening.asking import REMOTE, Asker, Progress, Sorted, asker_of, measured, planned, undisturbed
 from holdfast.screening.conflicts import Conflict, find_conflicts, judged_rows, settle
 from holdfast.screening.questions import Question, asked_rows, distinct
 from holdfast.screening.sets import CLASS_OF, Candidate, HeldSet, MonitorPrompts, Role
@@ -88,7 +88,7 @@ class Screening:
 def screen(
     model: Any, dataset: Any, tokenizer: Any = None, *, settings: ScreeningSettings | None = None,
     template: Template = "chat", engine: str = "auto", engine_options: Mapping[str, Any] | None = None,
-    replies: str | Path | None = None, dtype: str = "auto", device: str | None = None, told: Told | None = None,
+    replies: str | Path | None = None, dtype: str = "auto", device: str | None = None, progress: Progress | None = None,
 ) -> Screening:  # fmt: skip
     """Ask a model the prompts of a data set and sort its replies.
 
@@ -101,7 +101,7 @@ def screen(
         engine, engine_options: see `holdfast.judging.engines`.
         replies: folder of the stored replies; the user's cache unless given.
         dtype, device: of a model that is given by its reference.
-        told: receives what is asked, how many replies there are, and how many there will be.
+        progress: receives what is asked, how many replies there are, and how many there will be.
 
     Returns:
         conflicts, the kept rows (`kept`), the held sets (`sets`) and what is watched (`monitor`). Pass it to
@@ -125,7 +125,7 @@ def screen(
             raise ConfigError("a loaded model, and no tokenizer", remedy="pass tokenizer=..., or the model's reference")
     asker = asker_of(
         loaded, tokenizer, model_sha256=digest, template=template, engine=engine, options=engine_options,
-        folder=None if replies is None else Path(replies), told=told,
+        folder=None if replies is None else Path(replies), progress=progress,
     )  # fmt: skip
     return ask_and_screen(loaded, rows, asker, settings or ScreeningSettings())
 

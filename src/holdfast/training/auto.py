@@ -14,7 +14,7 @@ from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.fingerprint import model_fingerprint
 from holdfast.models.model_files import ADAPTER_CONFIG
 from holdfast.models.source import EMBEDDED
-from holdfast.screening.asking import Told, asker_of
+from holdfast.screening.asking import Progress, asker_of
 from holdfast.screening.record import FOLDER, fixed_screening
 from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, task_examples
 from holdfast.screening.settings import ScreeningSettings
@@ -97,7 +97,7 @@ def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
     def make() -> Screening:
         if not getattr(model, "hf_device_map", None):
             model.to(args.device)
-        asker = asker_of(model, given["processing_class"], model_sha256=digest, told=_teller())
+        asker = asker_of(model, given["processing_class"], model_sha256=digest, progress=_announced())
         return ask_and_screen(model, rows, asker, settings)
 
     # Whether this start resumes is known only later; a checkpoint is bound to the sets, and refuses others itself.
@@ -141,14 +141,14 @@ def watch_screened(trainer: Any) -> None:
         trainer.watch_behaviour(screening.monitor, Limits(refusals=lost))
 
 
-def _teller() -> Told:
+def _announced() -> Progress:
     """Says how far asking is: at the beginning and end of every part, and every ten seconds."""
     said = -math.inf
 
-    def told(what: str, done: int, total: int) -> None:
+    def show(what: str, done: int, total: int) -> None:
         nonlocal said
         if done in (0, total) or time.monotonic() - said >= QUIET:
             said = time.monotonic()
             announce(f"asking the model: {what}, {done} of {total}")
 
-    return told
+    return show

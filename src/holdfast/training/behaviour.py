@@ -7,6 +7,7 @@ and asks only for what is missing.
 """
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from transformers import TrainerCallback
 
-from holdfast.certification.kept import ANSWERS, COVERAGE, FIGURES, REFUSALS, Kept, Limits, kept_groups
+from holdfast.certification.kept import ANSWERS, COVERAGE, FIGURES, REFUSALS, Kept, Limits, kept_groups, kept_kinds
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, UnsupportedError
 from holdfast.core.event_log import read
 from holdfast.core.hashing import sha256_json
@@ -65,6 +66,7 @@ class BehaviourMonitor(TrainerCallback):
         )
         self.known: dict[int, dict[str, Kept]] = {}  # the figures of each step that was measured
         self.rolled_back: dict[str, int | None] = {}  # where a rollback led, if one was called for
+        self.seconds = 0.0  # spent asking
         self._held: int | None = None  # the step whose weights were loaded, where it is not the last
 
     def _require_askable(self) -> None:
@@ -101,13 +103,16 @@ class BehaviourMonitor(TrainerCallback):
         self._tell(found, log=True, transformed=True)
 
     def ask(self) -> dict[str, Kept]:
-        """Ask every prompt and count what was kept."""
+        """Ask every prompt and count what was kept, of each kind too."""
+        began = time.monotonic()
         classes = self._classes()
+        self.seconds += time.monotonic() - began
         found = {}
         for name, (examples, groups, wanted, limit) in self._sets.items():
             now = [classes[e.id] for e in examples]
-            kept, of = kept_groups(groups, [one == wanted for one in now])
-            found[name] = Kept(kept, of, limit, now.count(ReplyClass.UNSORTED))
+            still = [one == wanted for one in now]
+            kinds = kept_kinds([e.category for e in examples], groups, still)
+            found[name] = Kept(*kept_groups(groups, still), limit, now.count(ReplyClass.UNSORTED), kinds)
         return found
 
     def _classes(self) -> dict[str, ReplyClass]:
@@ -270,5 +275,6 @@ def _checked(every: Any) -> Every:
     if every in ("end", "epoch") or (isinstance(every, int) and not isinstance(every, bool) and every >= 1):
         return every  # type: ignore[no-any-return]
     raise ConfigError(
-        f"monitor.every is {every!r}, expected end, epoch or a number of steps", remedy="write `monitor: {every: end}`"
+        f"every is {every!r}, expected end, epoch or a number of steps",
+        remedy="give every='end', every='epoch' or every=100 (`monitor: {every: ...}` in a run file)",
     )

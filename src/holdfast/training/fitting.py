@@ -113,7 +113,8 @@ class Fitting:
             raise ResourceError(
                 f"out of memory in step {step} with {'a single row' if whole else 'flattened rows'} a "
                 f"pass: {failure.splitlines()[0][:200]}",
-                remedy="set train.gradient_checkpointing: true, lower train.max_length, or use a larger device",
+                remedy="set gradient_checkpointing=True, lower max_length (both under `train:` in a run file), or use "
+                "a larger device",
             )
         self.parts *= 2
         logger.warning(
@@ -180,8 +181,8 @@ def in_several_processes(error: Exception) -> ResourceError | None:
         return None
     return ResourceError(
         f"out of memory in one of {world()} processes, which must not part ways: {str(error).splitlines()[0][:200]}",
-        remedy="start again with half of train.per_device_train_batch_size and twice train.gradient_accumulation_steps "
-        "(the same batch), a smaller train.safety_micro_batch_size, or train.gradient_checkpointing: true",
+        remedy="start again with half of per_device_train_batch_size and twice gradient_accumulation_steps (the same "
+        "batch), a smaller safety_micro_batch_size, or gradient_checkpointing=True (under `train:` in a run file)",
     )
 
 

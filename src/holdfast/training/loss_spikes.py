@@ -89,8 +89,8 @@ class SpikeWatch:
             f"the task loss was far above all before in {len(self.recent)} of the last {WITHIN} steps (the last: "
             f"{self._row[-1]:.3g} nats per token in step {self.steps[-1]}, at most {self.limit():.3g} is ordinary); "
             f"none of them was applied; {kept}",
-            remedy="lower train.learning_rate or look at the rows of these steps, then train in a new output_dir; "
-            "train.spikes: off goes on regardless",
+            remedy="lower learning_rate or look at the rows of these steps, then train in a new output_dir; "
+            "spikes='off' goes on regardless (both under `train:` in a run file)",
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from holdfast.core.units import FIRST_UNITS, KL_UNITS
 from holdfast.data import splits
 from holdfast.data.encode import Encoded, encode_all, first_tokens, require_usable_tokenizer
 from holdfast.data.examples import Example, searchable_texts
-from holdfast.data.sources import examples_from_rows
+from holdfast.data.sources import examples_from_rows, read_examples
 from holdfast.data.split_record import require_same, save_record
 from holdfast.data.splits import Split
 from holdfast.defaults import constraint_defaults
@@ -97,7 +97,7 @@ def _is_roles(value: Any) -> bool:
 
 
 def as_split(value: Any, *, name: str, fractions: tuple[float, float, float], seed: int) -> Split:
-    """A split from whatever the user gave: a `Split`, examples, rows, a data set, or a mapping of roles."""
+    """A split from whatever the user gave: a `Split`, a mapping of roles, or what `as_examples` takes."""
     if isinstance(value, Split):
         return value
     if _is_roles(value):
@@ -130,7 +130,9 @@ def splits_of(
 
 
 def as_examples(value: Any, name: str) -> list[Example]:
-    """Examples from whatever the user gave: examples, rows or a data set."""
+    """Examples from whatever the user gave: a file or hub id, examples, rows or a data set."""
+    if isinstance(value, str | Path):
+        return read_examples(str(value))
     if isinstance(value, Sequence) and all(isinstance(item, Example) for item in value):
         return list(value)
     if not hasattr(value, "__len__"):

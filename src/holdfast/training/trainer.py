@@ -58,8 +58,8 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
             safety_dataset: `auto` (the default, where the defense needs a safety set): the model is asked the prompts
                 of `train_dataset` and the bundled ones, conflicting rows are left out, and its own refusals and
                 answers are held; or a `Screening`, to do that with other settings; or prompt/completion, messages or
-                text rows, examples, a `Split`, a mapping with the keys constraint, monitor and certify, or a mapping
-                of names to any of these (several constraints).
+                text rows, a file or hub id of them, examples, a `Split`, a mapping with the keys constraint, monitor
+                and certify, or a mapping of names to any of these (several constraints).
             constraint: one for all safety sets, or one per name; None: the defaults, in the defense's unit (of KL
                 for nearly all).
             defense: a name of the registry, `{"name": ..., option: ...}`, or a `Defense`.

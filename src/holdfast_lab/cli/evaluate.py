@@ -14,7 +14,7 @@ RESULT = "evaluation.json"
 
 def evaluate(
     model: Annotated[str, typer.Argument(help="Hub id, folder, adapter, `embedded`, or the folder of a run.")],
-    output_dir: Annotated[Path, Opt(help="Where replies, judgements and metrics are kept; resumes there.")],
+    output_dir: Annotated[Path, Opt("--output", "--output-dir", help="Replies, judgements, metrics; resumes there.")],
     judge: Annotated[
         str | None, Opt(help="What judges harm: NAME[:key=value,...] of `holdfast ls judges`, or a folder.")
     ] = None,
@@ -51,7 +51,7 @@ def evaluate(
 
     \b
     Example:
-      holdfast evaluate runs/first --output-dir out/first --judge judge --task sst2
+      holdfast evaluate runs/first --output out/first --judge judge --task sst2
     """
     values = {key: value for key, value in locals().items() if key != "json"}
     from holdfast_lab.cli.evaluation import run_evaluation

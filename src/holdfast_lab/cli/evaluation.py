@@ -162,7 +162,7 @@ def _reference(values: Values, judge: GuardedJudge | None, harm: Sequence[Exampl
     if judge is None:
         raise ConfigError("--reference compares judged replies", remedy="name the judge with --judge")
     if reference.resolve() == values["output_dir"].resolve():
-        what = f"--reference and --output-dir are one folder, {reference}: replies would be compared with themselves"
+        what = f"--reference and --output are one folder, {reference}: replies would be compared with themselves"
         raise ConfigError(what, remedy="name the folder of another model's evaluation")
     ids = [example.id for example in harm]
     return evaluation.stored_judgements(reference, judge, ids, max_new_tokens=values["harm_tokens"])

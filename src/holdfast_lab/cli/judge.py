@@ -18,13 +18,13 @@ def _root() -> None:
 
     \b
     Example:
-      holdfast judge train --output-dir judges/mine
+      holdfast judge train --output judges/mine
     """
 
 
 @judge.command()
 def train(
-    output_dir: Annotated[Path, Opt(help="A new folder for the judge.", metavar="DIR")],
+    output_dir: Annotated[Path, Opt("--output", "--output-dir", help="A new folder for the judge.", metavar="DIR")],
     base: Annotated[str, Opt(help="Hub id, folder, or embedded.", metavar="MODEL")] = "embedded",
     base_revision: Revision = None,
     full: Annotated[bool, Opt("--full", help="Train all weights and save them, instead of LoRA.")] = False,
@@ -54,7 +54,7 @@ def train(
 
     \b
     Example:
-      holdfast judge train --output-dir judges/mine --epochs 3
+      holdfast judge train --output judges/mine --epochs 3
       holdfast audit --judge judges/mine --before A --after B --safety F
     """
     # Only now the slow part: a mistake on the command line is reported before torch is loaded.

@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 NAMED = 5  # cells named in a note before it says how many more
 Format = Literal["terminal", "markdown", "latex", "csv"]
 SUFFIXES: dict[Format, str] = {"terminal": "txt", "markdown": "md", "latex": "tex", "csv": "csv"}
-WRITTEN: tuple[Format, ...] = ("markdown", "latex", "csv")  # by --output-dir where no --format is given
+WRITTEN: tuple[Format, ...] = ("markdown", "latex", "csv")  # by --output where no --format is given
 
 
 def tables(
     folders: Annotated[list[Path], typer.Argument(help="Output folders of studies.", metavar="STUDY ...")],
     table: Annotated[list[str] | None, Opt(help="Only this table; repeat for more.")] = None,
     form: Annotated[
-        Format | None, Opt("--format", help="Of tables; --output-dir writes all but terminal by default.")
+        Format | None, Opt("--format", help="Of tables; --output writes all but terminal by default.")
     ] = None,
-    output_dir: Annotated[Path | None, Opt(help="Write tables and figures there instead of printing tables.")] = None,
+    output_dir: Annotated[
+        Path | None, Opt("--output", "--output-dir", help="Write tables and figures there instead of printing tables.")
+    ] = None,
     intervals: Annotated[
         bool, Opt("--intervals", help="Show the confidence interval of figures that have one seed.")
     ] = False,
@@ -46,7 +48,7 @@ def tables(
     \b
     Example:
       holdfast tables out/study --table main
-      holdfast tables out/study --output-dir tables
+      holdfast tables out/study --output tables
     """
     from holdfast_lab.tables.formats import Style, records
     from holdfast_lab.tables.kinds import build, left_out
@@ -98,7 +100,7 @@ def _write(
     for picture in figures(results):
         content |= {f"{picture.name}.svg": picture.svg, f"{picture.name}.png": picture.png}
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--output-dir {folder} is a file, expected a folder", remedy="name another folder")
+        raise ConfigError(f"--output {folder} is a file, expected a folder", remedy="name another folder")
     for name, data in content.items():
         write_bytes(folder / name, data)
     return [folder / name for name in content]

@@ -80,7 +80,7 @@ class Protocol(Block):
 
     def judge(self) -> str | dict[str, Any]:
         if self.evaluation.judge is None:
-            remedy = "train one (holdfast judge train --output-dir judge) and set protocol.evaluation.judge: judge"
+            remedy = "train one (holdfast judge train --output judge) and set protocol.evaluation.judge: judge"
             raise ConfigError("the study names no judge", remedy=remedy)
         return self.evaluation.judge
 

@@ -154,6 +154,26 @@ def test_the_audit_is_of_what_is_held(run, tmp_path, holdfast):
         assert counts == {"constraint": len(split.constraint), "monitor": len(split.monitor)}
 
 
+def test_two_runs_are_compared_set_by_set(run, copy, holdfast):
+    code, out, _ = holdfast("compare", run, copy, "--json")
+    assert code == 0
+    held = {one.name: len(one.split.monitor) for one in finished_run(run).sets}
+    assert {one["set"]: one["pairs"][0]["n"] for one in json.loads(out)["sets"]} == held
+
+
+def test_the_result_has_the_kinds_that_were_watched_and_what_asking_cost(run, copy, holdfast):
+    found = json.loads((run / "result.json").read_text())
+    kinds = found["behaviour"]["answers_kept"]["kinds"]
+    assert kinds
+    assert set(kinds) <= {str(e.category) for name in ("everyday", "borderline") for e in bundled(name, "monitor")}
+    assert sum(one["of"] for one in kinds.values()) >= found["behaviour"]["answers_kept"]["of"]
+    assert {"asking", "training", "monitoring"} <= set(found["cost"]["seconds"])
+    assert holdfast("report", copy)[0] == 0
+    page = (copy / "report.html").read_text()
+    assert "By kind of prompt" in page
+    assert "asking the model before training" in page
+
+
 def test_report_and_card_say_what_screening_found(certified, copy, holdfast):
     assert holdfast("report", copy)[0] == 0
     card, page = (copy / "README.md").read_text(), (copy / "report.html").read_text()

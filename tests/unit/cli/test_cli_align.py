@@ -108,7 +108,7 @@ def test_a_run_killed_while_training_leaves_its_replies_and_no_folder(prompts, a
     made: list[int] = []
     align_model(
         answering, tmp_path / "out", settings=TRAINED, dtype="float32",
-        told=lambda what, done, total: made.append(done) if what == "ordinary prompts" else None,
+        progress=lambda what, done, total: made.append(done) if what == "ordinary prompts" else None,
     )  # fmt: skip
     assert made == [90]  # all were there at once
 

@@ -124,6 +124,36 @@ def test_an_infeasible_start_exits_4_after_the_findings(run_file, holdfast):
     assert "reserve 0.4 makes the start infeasible" in err
 
 
+def test_it_ends_with_the_command_that_trains(run_file, holdfast):
+    assert holdfast("check", run_file)[1].splitlines()[-1] == f"ready: holdfast train {run_file}"
+    last = holdfast("check", run_file, "seed=7", "safety.fractions=[0.6, 0.2, 0.2]", "--skip-bad")[1].splitlines()[-1]
+    assert last == f"ready: holdfast train {run_file} seed=7 'safety.fractions=[0.6, 0.2, 0.2]' --skip-bad"
+
+
+def test_a_refused_start_is_no_second_json_document(run_file, holdfast):
+    code, out, err = holdfast("check", run_file, "constraint.beta=1", "--json")
+    (problem,) = json.loads(out)["problems"]
+    assert (code, problem["exit_code"]) == (4, 4)
+    assert f"error: {problem['error']}" in err
+    assert json.loads(holdfast("check", run_file, "--json")[1])["problems"] == []
+
+
+def test_a_folder_that_train_would_refuse_is_a_problem(run_file, holdfast, tmp_path):
+    assert holdfast("train", run_file)[0] == 0
+    code, out, err = holdfast("check", run_file)
+    assert code == 2
+    assert "ready:" not in out
+    assert f"error: the run in {tmp_path / 'out'} is finished" in err
+    assert holdfast("train", run_file)[0] == 2
+    code, out, _ = holdfast("check", run_file, "seed=7", "--json")
+    assert code == 6
+    assert "holds a run with other settings" in json.loads(out)["problems"][0]["error"]
+    (tmp_path / "out" / "result.json").unlink()
+    code, out, _ = holdfast("check", run_file)
+    assert code == 0
+    assert out.splitlines()[-1] == f"ready: holdfast train {run_file} --resume"
+
+
 @pytest.mark.parametrize("length", [1, 5, MASK_WIDTH, MASK_WIDTH + 1, 500])
 def test_the_mask_bar_keeps_its_proportions(length):
     scored = length // 2

@@ -15,6 +15,7 @@ from scipy import stats
 from holdfast.core.units import UNITS
 from holdfast.records.audit_figures import figures
 from holdfast.records.audit_folder import write_audit_folder
+from holdfast.records.run_record import write_result
 
 AUDIT = {
     "mode": "training",
@@ -51,6 +52,19 @@ def write(tmp_path: Path):
         limit = {key: audit[key] for key in ("unit", "tau", "alpha")}
         by_role = {found: dict.fromkeys(UNITS, d[roles == found]) for found in dict.fromkeys(roles)}
         write_audit_folder(tmp_path / name, audit | figures(by_role, **limit), [columns])
+        return tmp_path / name
+
+    return call
+
+
+@pytest.fixture
+def write_run(tmp_path: Path, write):
+    """Write a finished run whose safety sets have names, from the outcomes of each; returns its folder."""
+
+    def call(name: str, **sets) -> Path:
+        for one, violated in sets.items():
+            write(f"{name}/{one}", violated)
+        write_result(tmp_path / name, {"safety": {key: {} for key in sets}})
         return tmp_path / name
 
     return call
@@ -156,6 +170,59 @@ def test_one_model_does_not_count_as_two_seeds(holdfast, write):
         code, _, err = holdfast("compare", "--a", a, "--a", again, "--b", b[0], "--b", b[1])
         assert code == 3
         assert "are the same model, expected one run per seed" in err
+
+
+def test_every_safety_set_of_two_runs_is_compared_by_its_name(holdfast, write_run):
+    a, b = write_run("a", refusals=first(3), answers=first(1)), write_run("b", refusals=last(12), answers=first(2))
+    code, out, err = holdfast("compare", a, b)
+    assert code == 0
+    titles = [line for line in out.splitlines() if line.startswith("safety set")]
+    assert titles == [f"safety set {name}; violated: nll_token above 0.1; monitor examples" for name in
+                      ("answers", "refusals")]  # fmt: skip
+    assert "A - B: -9 points" in out
+    assert "A - B: -1 points" in out
+    assert "not compared" not in err
+    found = json.loads(holdfast("compare", a, b, "--json")[1])
+    assert [(one["set"], one["role"], one["pairs"][0]["only_b"]) for one in found["sets"]] == [
+        ("answers", "monitor", 1),
+        ("refusals", "monitor", 12),
+    ]
+    assert found["not_compared"] == {}
+
+
+def test_sets_that_only_one_run_has_are_named(holdfast, write_run):
+    a, b = write_run("a", refusals=first(3), answers=first(1)), write_run("b", extra=first(2), refusals=last(12))
+    code, out, err = holdfast("compare", a, b)
+    assert (code, out.count("safety set")) == (0, 1)
+    assert f"not every run has it: answers of {a}" in err
+    assert f"not every run has it: extra of {b}" in err
+    found = json.loads(holdfast("compare", a, b, "--json")[1])
+    assert found["not_compared"] == {str(a): ["answers"], str(b): ["extra"]}
+
+
+def test_seeds_of_runs_with_several_sets_are_compared_by_set(holdfast, write_run):
+    a = [write_run(f"a{i}", refusals=first(bad), answers=first(1)) for i, bad in enumerate((2, 4, 3))]
+    b = [write_run(f"b{i}", refusals=first(bad), answers=first(2)) for i, bad in enumerate((9, 6, 12))]
+    options = [x for pair in zip(a, b, strict=True) for x in ("--a", pair[0], "--b", pair[1])]
+    found = json.loads(holdfast("compare", *options, "--json")[1])
+    assert {one["set"]: one["seeds"]["differences"] for one in found["sets"]} == {
+        "refusals": pytest.approx([-0.07, -0.02, -0.09]),
+        "answers": pytest.approx([-0.01, -0.01, -0.01]),
+    }
+
+
+def test_runs_without_a_common_set_are_refused_with_their_sets(holdfast, write, write_run):
+    a = write_run("a", refusals=first(3))
+    for b, listed in ((write_run("b", extra=first(3)), "extra"), (write("single", first(3)), "one set")):
+        code, out, err = holdfast("compare", a, b)
+        assert (code, out) == (3, "")
+        assert f"no safety set in common ({a}: refusals; {b}: {listed})" in err
+
+
+def test_a_set_whose_audit_is_gone_is_refused(holdfast, write_run):
+    a, b = write_run("a", refusals=first(3)), write_run("b", refusals=first(3))
+    (b / "refusals" / "audit.parquet").unlink()
+    assert holdfast("compare", a, b)[0] == 6
 
 
 def test_wrong_numbers_of_runs_are_refused(holdfast, write):

@@ -61,7 +61,7 @@ def evaluate(holdfast, model, tmp_path):
 
     def call(*arguments: object, of: object = model, output: Path | None = None) -> tuple[int, str, str]:
         place = output or tmp_path / "out"
-        return holdfast("evaluate", of, "--output-dir", place, *QUICK, *arguments)
+        return holdfast("evaluate", of, "--output", place, *QUICK, *arguments)
 
     return call
 

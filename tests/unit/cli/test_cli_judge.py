@@ -26,7 +26,7 @@ def place(tmp_path_factory) -> Path:
 def test_training_prints_a_table_and_writes_a_judge(holdfast, place, tmp_path):
     output = tmp_path / "judge"
     code, out, err = holdfast(
-        "judge", "train", "--output-dir", output, "--base", place / "base", "--data-dir", place / "data", *QUICK
+        "judge", "train", "--output", output, "--base", place / "base", "--data-dir", place / "data", *QUICK
     )
     assert code == 0
     lines = out.splitlines()
@@ -97,4 +97,4 @@ def test_the_judges_are_listed(holdfast):
 def test_help_shows_an_example(holdfast):
     code, out, _ = holdfast("judge", "train", "--help")
     assert code == 0
-    assert "holdfast judge train --output-dir" in out.split("Example:")[1]
+    assert "holdfast judge train --output " in out.split("Example:")[1]

@@ -8,6 +8,8 @@ import sys
 from typing import get_args
 
 from holdfast.cli.ls import Kind
+from holdfast.core.units import UNITS
+from holdfast.scoring import degradation
 
 
 def test_ls_lists_the_tasks(holdfast):
@@ -26,6 +28,17 @@ def test_ls_without_an_argument_says_what_can_be_listed(holdfast):
     assert [line.split()[0] for line in out.splitlines()] == [*get_args(Kind), "holdfast"]
     code, as_json, _ = holdfast("ls", "--json")
     assert [row["name"] for row in json.loads(as_json)] == list(get_args(Kind))
+
+
+def test_ls_lists_the_units_with_their_formulas(holdfast):
+    code, out, _ = holdfast("ls", "units")
+    assert code == 0
+    rows = json.loads(holdfast("ls", "units", "--json")[1])
+    assert [row["name"] for row in rows] == [line.split()[0] for line in out.splitlines()] == list(UNITS)
+    formulas = (degradation.__doc__ or "").split("|")
+    listed = dict(zip(formulas[1::3], formulas[2::3], strict=False))
+    stated = {name.strip(" `"): words.strip() for name, words in listed.items() if "`" in name}
+    assert {row["name"]: row["summary"] for row in rows} == stated
 
 
 def test_listing_the_tasks_needs_no_torch():

@@ -113,6 +113,29 @@ def test_a_refusal_is_two_lines_and_its_exit_code(failing, kind, code):
     assert failing(kind("the cause", remedy="the remedy")) == (code, "error: the cause\n  What to do: the remedy\n")
 
 
+def test_with_json_a_refusal_is_on_stdout_too(holdfast, tmp_path):
+    code, out, err = holdfast("report", tmp_path / "nothing", "--json")
+    found = json.loads(out)
+    assert (code, found["exit_code"]) == (2, 2)
+    assert err == f"error: {found['error']}\n  What to do: {found['remedy']}\n"
+    assert holdfast("report", tmp_path / "nothing")[:2] == (2, "")
+
+
+def test_with_json_a_mistyped_option_is_on_stdout_too(holdfast):
+    code, out, err = holdfast("ls", "--no-such-option", "--json")
+    found = json.loads(out)
+    assert (code, found["exit_code"], sorted(found)) == (2, 2, ["error", "exit_code", "remedy"])
+    assert "--no-such-option" in found["error"]
+    assert "Usage:" in err
+
+
+def test_with_json_only_the_first_of_several_processes_speaks(holdfast, tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    code, out, err = holdfast("report", tmp_path / "nothing", "--json")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+
+
 @pytest.mark.parametrize(
     "error",
     [

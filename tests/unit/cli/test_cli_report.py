@@ -106,18 +106,28 @@ def test_several_runs_are_compared_on_their_shared_prompts(holdfast, tmp_path):
     code, out, _ = holdfast("report", first, second, audit)
     assert code == 0
     assert "second: Over the limit" in out
-    page = (first / "report.html").read_text()
-    assert not (second / "report.html").exists()
+    page = (first / "comparison.html").read_text()
+    assert not (second / "comparison.html").exists()
     assert "3 runs side by side" in page
     assert "exact McNemar test p = " in page
     assert "second against first, on the same 100 monitor prompts" in page
     assert "audit against first: not compared prompt by prompt" in page
 
 
+def test_a_comparison_leaves_the_first_runs_own_page_alone(holdfast, tmp_path):
+    runs = [write_run(tmp_path / name) for name in ("a", "b")]
+    assert holdfast("report", runs[0])[0] == 0
+    own = (runs[0] / "report.html").read_bytes()
+    found = json.loads(holdfast("report", *runs, "--json")[1])
+    assert found["report"] == str(runs[0] / "comparison.html")
+    assert (runs[0] / "report.html").read_bytes() == own
+    assert "2 runs side by side" in (runs[0] / "comparison.html").read_text()
+
+
 def test_runs_of_one_name_are_told_apart(holdfast, tmp_path):
     runs = [write_run(tmp_path / name / "run") for name in ("a", "b")]
     assert holdfast("report", *runs)[0] == 0
-    page = (runs[0] / "report.html").read_text()
+    page = (runs[0] / "comparison.html").read_text()
     assert all(str(folder) in page for folder in runs)
 
 

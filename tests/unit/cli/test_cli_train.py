@@ -16,8 +16,10 @@ from holdfast.cli.train import _ending
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, InfeasibleError
 from holdfast.core.event_log import read
 from holdfast.core.file_lock import RunLock
+from holdfast.core.provenance import peak_memory
 from holdfast.runs.config import load_config
 from holdfast.runs.pipeline import run
+from holdfast.runs.stages.cost import cost
 
 
 def adapter(folder: Path) -> bytes:
@@ -142,6 +144,22 @@ def test_a_run_whose_only_checkpoint_is_damaged_never_restarts_silently(finished
         assert [p.name for p in (folder / "checkpoints").iterdir()] == ["quarantine-checkpoint-3-1"]
         assert (folder / "events.jsonl").read_bytes() == events
         assert not (folder / "result.json").exists()
+
+
+def test_the_result_says_what_the_run_cost_by_part(finished):
+    _, result, _ = finished
+    found = result.values["cost"]
+    assert list(found["seconds"]) == ["loading", "asking", "preparing", "training", "saving", "measuring"]
+    assert found["seconds"]["training"] == pytest.approx(result.values["seconds"], abs=0.05)
+    assert all(value > 0 for value in found["seconds"].values())
+    assert 2**20 < found["peak_memory"]["host"] <= peak_memory()
+
+
+def test_the_monitors_seconds_are_no_seconds_of_training():
+    assert cost({"asking": 3.0, "training": 10.0}, monitoring=4.0)["seconds"] == {
+        "asking": 3.0, "training": 6.0, "monitoring": 4.0,
+    }  # fmt: skip
+    assert cost({"training": 10.0}, monitoring=0.0)["seconds"] == {"training": 10.0}
 
 
 def test_a_finished_run_is_neither_repeated_nor_overwritten(finished):

@@ -142,6 +142,42 @@ def test_a_run_that_was_not_watched_shows_nothing_new(tmp_path):
     assert "## Behaviour" not in card_text(evidence)
 
 
+KINDS = (("animal_cruelty", 40, 40), ("privacy", 3, 50), ("<b>weapons</b>\u202e", 18, 100))
+
+
+def test_kinds_are_a_table_of_their_own_the_smallest_share_first(tmp_path):
+    html = page(watched(tmp_path, {**LOST, "coverage": Kept(61, 190, 0.1, 0, KINDS)}))
+    table = re.search(r'<table class="numbers kinds">.*?</table>', html, re.DOTALL)
+    assert table is not None
+    assert re.findall('<th scope="col">(.*?)</th>', table[0]) == ["kind of prompt", "kept", "share", "95 % bounds"]
+    assert re.findall('<th scope="rowgroup" colspan="4">(.*?)</th>', table[0]) == ["other harm, still refused"]
+    rows = re.findall('<th scope="row"><bdi>(.*?)</bdi></th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>', table[0])
+    assert rows == [
+        ("privacy", "3 of 50", "6 %", Kept(3, 50, 0.1).bounds),
+        ("&lt;b&gt;weapons&lt;/b&gt;⟨U+202E⟩", "18 of 100", "18 %", Kept(18, 100, 0.1).bounds),
+        ("animal_cruelty", "40 of 40", "100 %", Kept(40, 40, 0.1).bounds),
+    ]
+    assert html.index("Behaviour before and after") < html.index("By kind of prompt") < html.index("The figures that")
+
+
+def test_a_run_of_before_kinds_were_counted_has_no_table_of_them(tmp_path):
+    run = watched(tmp_path, KEPT)
+    assert not any("kinds" in one for one in read_result(run)["behaviour"].values())
+    html = page(run)
+    assert "Behaviour before and after" in html
+    assert "By kind of prompt" not in html
+
+
+@pytest.mark.parametrize("kinds", [[], {"privacy": 3}, {"privacy": {"kept": 3}}, {"privacy": {"kept": 3, "of": 2}}])
+def test_damaged_kinds_are_named_and_never_drawn(tmp_path, kinds):
+    run = watched(tmp_path, KEPT)
+    values = {key: value for key, value in read_result(run).items() if key != "sha256"}
+    values["behaviour"]["coverage"]["kinds"] = kinds
+    write_result(run, values)
+    with pytest.raises(CheckpointError, match="coverage"):
+        page(run)
+
+
 def test_rows_of_the_monitor_are_no_steps(tmp_path):
     run = watched(tmp_path, KEPT)
     events = run / "events.jsonl"

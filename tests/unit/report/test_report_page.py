@@ -62,6 +62,31 @@ def test_the_shape_test_can_fail(harmless_shape, tmp_path):
     assert shape(page.replace('<pre dir="auto">', '<pre dir="auto" onclick="x">')) != harmless_shape
 
 
+def test_the_cost_is_a_table_of_the_parts_that_are_known(tmp_path):
+    run = write_run(tmp_path / "run")
+    assert ">Cost<" not in page_of(run)  # of a run that stored none
+    seconds = {"loading": 10.0, "training": 60.0, "monitoring": 30.0}
+    change(run / "result.json", cost={"seconds": seconds, "peak_memory": {"host": 3 * 2**29}})
+    page = page_of(run).replace("\N{NO-BREAK SPACE}", " ")
+    section = re.search(r"<h2>Cost</h2>.*?</section>", page, re.DOTALL)
+    assert section is not None
+    assert re.findall('<tr><th scope="row">(.*?)</th><td><bdi>(.*?)</bdi></td></tr>', section[0]) == [
+        ("reading data and model", "10 s (10 %)"),
+        ("training", "60 s (60 %)"),
+        ("asking the behaviour monitor&#39;s prompts", "30 s (30 %)"),
+        ("in all", "100 s"),
+        ("peak memory of the process", "1.50 GiB"),
+    ]
+
+
+@pytest.mark.parametrize("damage", [[], {"seconds": {"training": "long"}}, {"peak_memory": 3}])
+def test_a_damaged_cost_is_named(tmp_path, damage):
+    run = write_run(tmp_path / "run")
+    change(run / "result.json", cost=damage)
+    with pytest.raises(CheckpointError, match="cost"):
+        page_of(run)
+
+
 def test_the_text_is_there_and_hidden_characters_are_labelled(tmp_path):
     page = page_of(small_run(tmp_path / "run", everywhere("\u202eabc \x1b[31m <b>")))
     assert "⟨U+202E⟩abc ⟨U+001B⟩[31m &lt;b&gt; (monitor" in page

@@ -52,7 +52,7 @@ def test_intervals_are_shown_on_request(holdfast, study):
 
 def test_output_dir_gets_a_file_per_table_and_format_and_the_figures(holdfast, study, tmp_path):
     target = tmp_path / "tables"
-    code, out, _ = holdfast("tables", study, "--output-dir", target)
+    code, out, _ = holdfast("tables", study, "--output", target)
     assert code == 0
     names = {path.name for path in target.iterdir()}
     where = "smollm2-135m-instruct-sst2"

@@ -13,7 +13,7 @@ from tests.watched import asked, build, prompts
 from transformers import TrainerCallback
 
 import holdfast as hf
-from holdfast.certification.kept import Kept, Limits
+from holdfast.certification.kept import NO_KIND, Kept, Limits
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.event_log import read
 from holdfast.screening.sets import MonitorPrompts
@@ -56,7 +56,20 @@ def test_the_constraint_holds_and_coverage_falls(narrow):
     assert [name for name, one in found.items() if not one.passed] == ["coverage"]
     result = trainer.behaviour_result()
     assert result["behaviour"]["coverage"]["passed"] is False
+    lost = {"kept": 0, "of": 30}
+    assert result["behaviour"]["coverage"]["kinds"] == {"privacy": lost, "weapons": lost}
+    assert "kinds" not in result["behaviour"]["answers_kept"]
     assert "rolled_back_to" not in result
+
+
+def test_figures_are_counted_by_kind(tmp_path):
+    """Of theta_0, which refuses prompts with one word in them."""
+    refused, answered = behaving.rows(3, seed=8), behaving.rows(4, seed=9, trigger=False)
+    unseen = (*asked(refused, "fraud"), *asked(answered[:1], "fraud"), *asked(answered[1:3], "theft"))
+    found = BehaviourMonitor(build(tmp_path), MonitorPrompts(unseen=(*unseen, *asked(answered[3:])))).ask()["coverage"]
+    assert (found.kept, found.of) == (3, 7)
+    assert found.kinds == (("fraud", 3, 4), (NO_KIND, 0, 1), ("theft", 0, 2))
+    assert Kept.from_json(found.to_json()) == found
 
 
 def test_figures_are_rows_of_the_log_and_reach_listeners(narrow):
@@ -365,7 +378,7 @@ def test_no_prompts_and_other_words_for_when(tmp_path):
     with pytest.raises(DataError, match="no prompts"):
         trainer.watch_behaviour(MonitorPrompts())
     for every in ("never", 0, True, 2.5):
-        with pytest.raises(ConfigError, match="end, epoch or a number"):
+        with pytest.raises(ConfigError, match=r"^every is .* expected end, epoch or a number"):
             trainer.watch_behaviour(prompts(1), every=every)
 
 

@@ -99,6 +99,8 @@ def test_it_goes_on_down_to_single_rows_and_then_ends(tmp_path):
         trained(tmp_path / "none", most=0)
     assert caught.value.exit_code == 7
     assert "More of it" not in caught.value.what
+    assert "gradient_checkpointing=True" in caught.value.remedy
+    assert "under `train:` in a run file" in caught.value.remedy
 
 
 def test_a_model_that_divides_by_its_own_tokens(tmp_path, monkeypatch):

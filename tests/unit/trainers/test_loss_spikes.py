@@ -63,6 +63,7 @@ def test_ten_end_the_run_and_nine_do_not():
     with pytest.raises(NumericalError, match=r"10 of the last 100 steps.*good checkpoint is checkpoint-50") as caught:
         watch.require_passing("checkpoint-50")
     assert caught.value.exit_code == 5
+    assert "spikes='off' goes on regardless" in caught.value.remedy
     with pytest.raises(NumericalError, match="no checkpoint is older"):
         watch.require_passing(None)
 

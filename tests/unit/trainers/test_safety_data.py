@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from datasets import Dataset, DatasetDict
 from tests import tiny
 from tests.unit.trainers.building import build, safety, task
 
+import holdfast as hf
 from holdfast.core.errors import DataError, UnsupportedError
 from holdfast.data.examples import make_example, prompt_text
 from holdfast.data.splits import require_unseen, split_examples, split_from_roles
-from holdfast.training.safety import task_prompts
+from holdfast.training.safety import as_examples, splits_of, task_prompts
 
 NO_CERTIFY = {"safety_fractions": (0.75, 0.25, 0.0)}
 
@@ -29,6 +33,32 @@ def test_rows_examples_and_splits_are_the_same_thing(tmp_path):
         trainer = build(tmp_path / str(i), given={"safety_dataset": form})
         hashes.add(trainer.safety["safety"].reference.sha256)
     assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_file_is_the_same_as_its_rows(tmp_path, kind):
+    file = tmp_path / "safety.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    args = hf.SafeSFTConfig(str(tmp_path / "run"), use_cpu=True, bf16=False)
+
+    def ids(given) -> dict[str, dict[str, list[str]]]:
+        found = splits_of(given, hf.ChanceConstraint(), args, [])
+        return {
+            name: {role: [e.id for e in own] for role, own in split.roles.items()} for name, (split, _) in found.items()
+        }
+
+    assert ids(kind(file)) == ids(rows())
+    half = {"constraint": rows()[:10], "monitor": rows()[10:]}
+    for name, own in half.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    assert ids({name: kind(tmp_path / f"{name}.jsonl") for name in half}) == ids(half)
+    assert ids({"one": kind(file)})["one"] == ids(rows())["safety"]
+    assert [e.id for e in as_examples(kind(file), "harmful")] == [e.id for e in as_examples(rows(), "harmful")]
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"nowhere\.jsonl"):
+        as_examples(str(tmp_path / "nowhere.jsonl"), "safety")
 
 
 def test_hub_style_columns(tmp_path):

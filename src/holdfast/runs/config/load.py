@@ -11,7 +11,7 @@ from holdfast.core.registry import nearest
 from holdfast.defaults import LATER_OPTIONS
 from holdfast.records.yaml_file import parse_yaml, read_yaml
 from holdfast.runs.config.blocks import NAMED_PROMPTS, SafetyBlock, is_single, on_protocol_data
-from holdfast.runs.config.presets import defense_name, filled
+from holdfast.runs.config.presets import defense_name, filled, safety_sets
 from holdfast.runs.config.problems import Problem, check_block, check_fields, from_pydantic, raise_problems
 from holdfast.runs.config.schema import RunConfig
 
@@ -29,6 +29,8 @@ OWNED = {
     "hub_token": "put the token into the environment variable HF_TOKEN",
 }
 """Fields of the trainer's settings that the run file sets elsewhere."""
+MIRRORED = ("train", "constraint", "defense")
+"""Blocks that mirror dataclasses, which come with torch and TRL."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -76,6 +78,8 @@ def config_from_dict(
     shared = is_single(raw.get("constraint", {}))
     if isinstance(raw.get("task"), str):  # a task that is written as one word is its file
         raw = {**raw, "task": {"data": raw["task"]}}
+    if set(raw) - set(RunConfig.model_fields) and not set(raw) & set(MIRRORED):
+        _refuse_without_torch(raw, folder, where)
     raw = filled(raw, complete=complete)
     single = is_single(raw["safety"], SafetyBlock)
     checked, problems = _check_blocks(raw, single or shared)
@@ -107,8 +111,17 @@ def put_override(raw: dict[str, Any], override: str) -> None:
     block[keys[-1]] = parse_yaml(text, f"override {override!r}")
 
 
+def _refuse_without_torch(raw: Mapping[str, Any], folder: Path | None, where: str) -> None:
+    """Refuse a mistyped key, with every other problem, where no block is written that only torch can check."""
+    safety = safety_sets(raw)
+    try:
+        RunConfig.model_validate({**raw, "safety": safety, "constraint": {}}, context=folder or Path())
+    except ValidationError as error:
+        raise_problems(from_pydantic(error, is_single(safety, SafetyBlock)), where)
+
+
 def _check_blocks(raw: Mapping[str, Any], shared: bool) -> tuple[dict[str, Any], list[Problem]]:
-    """Check the blocks that mirror dataclasses; these come with torch and TRL, hence the late imports."""
+    """Check the blocks of `MIRRORED`; hence the late imports."""
     from holdfast.constraint.chance import ChanceConstraint
     from holdfast.training.config import SafeSFTConfig
     from holdfast.training.step import ENGINES

@@ -108,7 +108,7 @@ def filled(raw: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
     `constraint` becomes one block a safety set. `preset: paper` is passed on to the defense, which knows its own
     constants. With `complete`, `train` says all that it means to.
     """
-    values, preset = {**raw, "safety": _safety(raw)}, str(raw.get("preset"))
+    values, preset = {**raw, "safety": safety_sets(raw)}, str(raw.get("preset"))
     entries, name = PRESETS.get(preset, ()), defense_name(raw)
     if on_protocol_data(raw):
         entries += PROTOCOLS.get(preset, ())
@@ -133,7 +133,7 @@ def filled(raw: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
     return values
 
 
-def _safety(raw: Mapping[str, Any]) -> Any:
+def safety_sets(raw: Mapping[str, Any]) -> Any:
     """The safety sets, where the file names none:
 
     | `stage: align`, `task: {role: align}`  | none: there is nothing yet to be kept     |

@@ -35,7 +35,7 @@ from holdfast.models.lora_layers import named_targets
 from holdfast.runs.stages.alignment_rows import ORDINARY, AlignmentPrompts, answer_rows, bundled_prompts, refusal_rows
 from holdfast.runs.stages.finetune import Interruption, listen, short_run
 from holdfast.runs.stages.run_folder import ALIGNMENT, UnfinishedAlignment, whole_folder
-from holdfast.screening.asking import Asker, Sorted, Told, asker_of
+from holdfast.screening.asking import Asker, Progress, Sorted, asker_of
 from holdfast.training.trainer import SafeSFTTrainer
 
 LEAST_REFUSALS = 0.5  # of held-out probes: an alignment below it has failed
@@ -133,14 +133,14 @@ class Alignment:
 def align_model(
     model: str | Path, output_dir: str | Path, *, settings: AlignSettings | None = None,
     prompts: Sequence[Example] = (), adapter: bool = False, dtype: DType | None = None, revision: str | None = None,
-    trust_remote_code: bool = False, listener: Listener | None = None, told: Told | None = None,
+    trust_remote_code: bool = False, listener: Listener | None = None, progress: Progress | None = None,
 ) -> Alignment:  # fmt: skip
     """Teach a chat model to refuse, write it as an ordinary model folder (or adapter), and measure it.
 
     A run that was interrupted goes on: replies are kept in the cache, steps beside the output folder
     (`UnfinishedAlignment`), and a model that was written is only measured. `prompts` are refused beside the bundled
     ones; `dtype` is by default what this machine is fast in; `listener` receives a row a step, as in events.jsonl, and
-    `told` what is asked, how many replies there are and how many there will be.
+    `progress` what is asked, how many replies there are and how many there will be.
     """
     chosen, target = settings or AlignSettings(), Path(output_dir)
     dtype = dtype or fast_dtype()
@@ -160,7 +160,7 @@ def align_model(
         require_writable(target)
         with unfinished.entered():
             loaded, tokenizer = load_pair(model, revision=revision, **options)
-            asker = asker_of(loaded, tokenizer, model_sha256=content.sha256, told=told)
+            asker = asker_of(loaded, tokenizer, model_sha256=content.sha256, progress=progress)
             ordinary = [example for examples in used.ordinary.values() for example in examples]
             rows = training_rows(used, asker.sort(ordinary, what="ordinary prompts"), tokenizer, chosen)
             started, before = time.monotonic(), unfinished.steps
@@ -173,7 +173,7 @@ def align_model(
         aligned, tokenizer = load_pair(target, **options)
         unfinished.remove()  # of a start that was killed before it could
     now = content_of(target, trust_remote_code=trust_remote_code)
-    figures = measured(used.held_out, asker_of(aligned, tokenizer, model_sha256=now.sha256, told=told))
+    figures = measured(used.held_out, asker_of(aligned, tokenizer, model_sha256=now.sha256, progress=progress))
     record = {**record, "model_sha256": now.sha256, "figures": figures.as_json()}
     write_sealed(target / ALIGNMENT, record)
     return Alignment(target, figures, record)

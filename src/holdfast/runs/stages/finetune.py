@@ -32,6 +32,7 @@ from holdfast.runs.config.resolve import ResolvedRun, peft_config
 from holdfast.runs.stages.estimate import forecast
 from holdfast.runs.stages.prepare import Prepared
 from holdfast.runs.stages.run_folder import disk_errors
+from holdfast.screening.screen import Screening
 from holdfast.training.config import SafeSFTConfig
 from holdfast.training.trainer import SafeSFTTrainer
 
@@ -214,6 +215,13 @@ def missing_packages() -> Iterator[None]:
     except ImportError as error:
         reason = " ".join(str(error).split())[:300]
         raise ResourceError(reason, remedy="install the package, or change the setting under `train`") from error
+
+
+def watch(trainer: SafeSFTTrainer, plan: ResolvedRun, screening: Screening | None) -> None:
+    """Have the trainer watch the prompts that screening chose, if any."""
+    if screening is not None and screening.monitor.any:
+        when, template = plan.config.monitor.every, plan.config.template
+        trainer.watch_behaviour(screening.monitor, plan.behaviour_limits, every=when, template=template)
 
 
 def train(trainer: SafeSFTTrainer, *, resume: bool) -> tuple[int, float]:

@@ -14,7 +14,7 @@ from holdfast.data.splits import Split, move_leaks, require_apart, require_unsee
 from holdfast.data.tasks import PAPER, PROTOCOLS, TASKS, Roles, poisoned
 from holdfast.data.templates import Template
 from holdfast.runs.config.resolve import ResolvedRun
-from holdfast.screening.asking import asker_of, told_by
+from holdfast.screening.asking import asker_of, progress_to
 from holdfast.screening.record import FOLDER, fixed_screening
 from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, content_sha256
 from holdfast.training.support import require_whole_model
@@ -157,7 +157,7 @@ def hold(
             model.to(arguments.device)
         asker = asker_of(
             model, tokenizer, model_sha256=model_sha256, template=template, engine=plan.config.screening.engine,
-            options=plan.config.screening.engine_options, told=told_by(listeners),
+            options=plan.config.screening.engine_options, progress=progress_to(listeners),
         )  # fmt: skip
         listed = run.with_name(f"{run.name}-conflicts.jsonl")
         return ask_and_screen(model, data.task, asker, settings, pairs=data.safety.values(), listed=listed)

@@ -17,6 +17,7 @@ from holdfast.data.encode import Encoded, template_sha256, tokenizer_sha256
 from holdfast.models.content import ModelContent, content_of
 from holdfast.records.run_record import write_result
 from holdfast.runs.config.resolve import ResolvedRun
+from holdfast.runs.stages.cost import Clock, cost
 from holdfast.runs.stages.run_folder import RunFolder, disk_errors
 from holdfast.scoring.completion import CompletionLosses
 from holdfast.scoring.degradation import in_unit
@@ -31,16 +32,23 @@ _Measured = dict[str, dict[str, MeasuredRole]]  # by safety set and role
 
 
 def measured_result(
-    plan: ResolvedRun, trainer: SafeSFTTrainer, before: ModelContent | None, known: dict[str, Any]
-) -> dict[str, Any]:
+    plan: ResolvedRun, trainer: SafeSFTTrainer, before: ModelContent | None, known: dict[str, Any],
+    clock: Clock | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Measure the trained model; the first process, which has theta_0's content, writes the audits and result.json."""
-    folder, started = RunFolder(plan.folder), time.monotonic()
+    folder, started, monitor = RunFolder(plan.folder), time.monotonic(), trainer.behaviour_monitor
+    if clock is None:
+        clock = Clock()
+    else:
+        clock.ends("saving")
     measured = measure(trainer)
+    clock.ends("measuring")
+    spent = cost(clock.seconds, monitoring=0.0 if monitor is None else monitor.seconds)
     result = {
         "safety": summary(trainer, measured), **known, **trainer.behaviour_result(),
         "defense": {"name": trainer.defense.name, "constrains": trainer.defense.constrains},
         "step": trainer.run.engine_name, "step_declined": trainer.run.step_declined,
-        "memory": trainer.run.fitting.figures(),
+        "memory": trainer.run.fitting.figures(), "cost": spent,
         "spikes": {"discarded": trainer.recorder.spikes.total, "last_steps": trainer.recorder.spikes.steps},
         "config_sha256": plan.sha256, "versions": versions(), "commit": commit(), "hardware": hardware(),
     }  # fmt: skip
