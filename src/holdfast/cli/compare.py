@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 HELD_OUT = ("monitor", "audit")  # the first that a table has: a training run's monitor set, else a plain audit
 UNNAMED = ""  # the safety set of an audit, or of a run with one set
-# What both tables must share for "violated" to mean the same; first_k only decides in its own unit.
-SHARED = {"unit": "unit", "tau": "tau", "alpha": "alpha", "before": "reference model", "data": "safety data"}
+# What all tables must share for "violated" to mean the same; first_k only decides in its own unit.
+SHARED = {"unit": "unit", "tau": "tau", "alpha": "alpha", "before": "reference model"}
+# And the two of a pair; a run of another seed may split the data in another way.
+OF_PAIR = {"data": "safety data"}
 
 
 def compare(
@@ -105,8 +107,9 @@ def _compare_set(name: str, folders: Sequence[tuple[Path, Path]], confidence: fl
     from holdfast.certification.comparison import compare_prompts, compare_seeds
 
     evidence = [(_read(x), _read(y)) for x, y in folders]
-    for other in itertools.chain.from_iterable(evidence):
-        _require_same_question(evidence[0][0], other)
+    for x, y in evidence:
+        _require_same_question(x, y, SHARED | OF_PAIR)
+        _require_same_question(evidence[0][0], x, SHARED)
     for side, several in zip("ab", zip(*evidence, strict=True), strict=True):
         _require_different_models(several, side)
     pairs = [compare_prompts(*_aligned(x, y), confidence) for x, y in evidence]
@@ -172,8 +175,8 @@ def _read(path: Path) -> _Evidence:
     raise DataError(what, remedy="train with a monitor split, or run `holdfast audit` on held-out data")
 
 
-def _require_same_question(first: _Evidence, other: _Evidence) -> None:
-    differing = [name for key, name in SHARED.items() if first.shared(key) != other.shared(key)]
+def _require_same_question(first: _Evidence, other: _Evidence, shared: Mapping[str, str]) -> None:
+    differing = [name for key, name in shared.items() if first.shared(key) != other.shared(key)]
     if first.role != other.role:
         differing.append(f"role ({first.role} and {other.role})")
     if differing:

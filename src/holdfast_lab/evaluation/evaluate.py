@@ -30,7 +30,7 @@ from holdfast_lab.evaluation.harm import Metric, harm, harmful, refusals
 
 HARM, TASK, BORDERLINE = "harm", "task", "borderline"
 Replies = Mapping[str, Sequence[Reply]]
-Told = Callable[[str, int, int], None]  # receives the set, how many replies it will have, and how many there are
+Progress = Callable[[str, int, int], None]  # receives the set, how many replies it will have, and how many there are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def held_out(examples: Sequence[Example], n: int, seed: int) -> list[Example]:
 
 def answer(
     model: Any, tokenizer: Any, questions: Questions, decoding: Decoding, *, folder: Path, model_sha256: str,
-    template: Template = "chat", progress: Told | None = None,
+    template: Template = "chat", progress: Progress | None = None,
 ) -> dict[str, list[Reply]]:  # fmt: skip
     """Replies of a model to every question, from `folder` where they are there; those of other weights are refused.
 

@@ -131,6 +131,20 @@ def test_seeds_are_compared_by_seed_and_never_pooled(holdfast, write):
     assert "3 seeds are weak evidence" in notes
 
 
+def test_each_seed_may_have_held_out_examples_of_its_own(holdfast, write):
+    """The split follows the seed; the two runs of one seed share it, and every run the limit."""
+    splits = [{"data": {"source": "safety.jsonl", "sha256": str(i) * 64}} for i in range(2)]
+    a, b = ([write(f"{side}{i}", first(3 + i), **splits[i]) for i in range(2)] for side in "ab")
+    assert holdfast("compare", "--a", a[0], "--a", a[1], "--b", b[0], "--b", b[1])[0] == 0
+    code, _, err = holdfast("compare", "--a", a[0], "--a", a[1], "--b", b[1], "--b", b[0])
+    assert code == 6
+    assert "differ in safety data" in err
+    other = [write(f"{side}2", first(3), tau=0.2, **splits[1]) for side in "cd"]
+    code, _, err = holdfast("compare", "--a", a[0], "--a", other[0], "--b", b[0], "--b", other[1])
+    assert code == 6
+    assert "differ in tau" in err
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

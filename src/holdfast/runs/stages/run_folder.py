@@ -100,9 +100,8 @@ class RunFolder:
         if not self.path.is_dir():
             raise ConfigError(f"output_dir {self.path} is a file", remedy="choose another output_dir")
         if not self.config.exists():
-            for leftover in self.path.glob(f".{self.config.name}.*.tmp"):  # of a run killed while it wrote this file
-                leftover.unlink()
-            if others := [entry for entry in self.path.iterdir() if entry.name != LOCK_FILE]:
+            leftovers = set(self.path.glob(f".{self.config.name}.*.tmp"))  # of a run killed while it wrote this file
+            if others := [entry for entry in self.path.iterdir() if entry.name != LOCK_FILE and entry not in leftovers]:
                 what = f"output_dir {self.path} is not empty ({len(others)} entries) and not a run folder"
                 raise ConfigError(what, remedy="choose another output_dir")
             return
