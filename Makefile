@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Each of the two test processes would compile all tests anew, for twelve seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint typecheck unit coverage test-axolotl test-sharding test-deepspeed test-ray pages notebooks docs accessibility package sbom audit-dependencies clean
+.PHONY: help demo test lint typecheck unit coverage test-axolotl test-sharding test-deepspeed test-ray pages notebooks docs pictures accessibility package sbom audit-dependencies clean
 
 help:
 	@echo "make demo   plain SFT against holdfast on the embedded model, both results side by side"
@@ -25,6 +25,7 @@ help:
 	@echo "make pages  rewrite the pages of the defenses from their docstrings"
 	@echo "make notebooks  execute the notebooks of examples/ and store what they print"
 	@echo "make docs   the documentation site, in site/"
+	@echo "make pictures  the screenshots of the report, README and the site (needs chromium)"
 	@echo "make accessibility  axe over the site and the report in Chromium: no serious fault (needs npm and chromium)"
 	@echo "make package  wheel and source distribution, in dist/"
 	@echo "make sbom   sbom.json: the locked packages with their hashes (CycloneDX)"
@@ -91,6 +92,10 @@ notebooks: $(VENV)/.ready
 
 docs: $(VENV)-docs/.ready
 	$(VENV)-docs/bin/mkdocs build --strict
+
+pictures: $(VENV)/.ready docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.pictures report
+	$(BIN)/python -m tools.pictures site
 
 # axe-core comes from npm and Chromium from the system; nothing that ships needs either.
 $(VENV)-axe/package/axe.min.js:
