@@ -12,10 +12,11 @@ import yaml
 from benchmarks.held_safety import front
 from benchmarks.held_safety.records import read_records, shipped
 from benchmarks.held_safety.table import rewritten
+from tools import command_page
 
 import holdfast
 from holdfast.cli.main import app
-from holdfast.runs.config import load_config
+from holdfast.runs.config import RunConfig, load_config
 from holdfast.screening.settings import PromptSet, ScreeningSettings
 from holdfast.training import auto
 from holdfast_lab.study.config import load_study
@@ -242,3 +243,18 @@ def test_the_site_has_every_page_of_its_navigation_and_the_reference_every_publi
     assert [name for name in named if name not in made and not (ROOT / "docs" / name).exists()] == []
     described = re.findall(r"^::: holdfast\.(\w+)", (ROOT / "docs/reference.md").read_text(encoding="utf-8"), re.M)
     assert sorted(described) == sorted(set(holdfast.__all__) - {"__version__"})
+
+
+def moved(heading: str) -> str:
+    """One section of the architecture's page on what moved."""
+    return (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split(f"\n### {heading}\n")[1].split("\n### ")[0]
+
+
+def test_the_architecture_tells_of_every_command_public_name_and_key():
+    rows = [line.split(" | ") for line in moved("Commands").splitlines() if line.startswith("| ")][1:]
+    words = {code.split()[0] for row in rows for cell in row[:2] for code in re.findall(r"`([^`]+)`", cell)}
+    missing = {name.split()[0] for name in command_page.commands()} - words
+    assert missing == set()
+    named = set(re.findall(r"`(\w+)", moved("Public names")))
+    assert set(holdfast.__all__) - named == {"__version__"}
+    assert set(RunConfig.model_fields) - set(re.findall(r"`(\w+)", moved("Run-file keys"))) == set()
