@@ -16,7 +16,9 @@ from tools import command_page
 
 import holdfast
 from holdfast.cli.main import app
+from holdfast.constraint.feasibility import warn_of_free_degradation
 from holdfast.runs.config import RunConfig, load_config
+from holdfast.runs.config.resolve import constraints
 from holdfast.screening.settings import PromptSet, ScreeningSettings
 from holdfast.training import auto
 from holdfast_lab.study.config import load_study
@@ -195,7 +197,7 @@ def test_the_page_counts_the_endpoints_of_its_table():
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
-def test_run_files_load(path, user_folder):
+def test_run_files_load_and_none_of_their_constraints_warns(path, user_folder, caplog):
     found = blocks(path, "yaml")
     assert found or path not in (ROOT / "README.md", ROOT / "docs" / "run-file.md")
     for i, text in enumerate(found):
@@ -208,7 +210,10 @@ def test_run_files_load(path, user_folder):
         # A fragment is completed.
         missing = "" if "model:" in text else "model: embedded\ntask: {data: task.jsonl}\noutput_dir: runs/x\n"
         file.write_text(missing + text)
-        load_config(file)
+        for name, limit in constraints(load_config(file)).items():
+            assert limit.feasible_start, name
+            warn_of_free_degradation(limit, name)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
 
 
 def test_the_judge_of_the_guide_is_found_and_judges(user_folder):
