@@ -22,7 +22,7 @@ help:
 	@echo "make test-sharding  2 and 4 processes x DDP, FSDP2 x LoRA, QLoRA, all weights; every defense under FSDP2; 25 minutes on two cores"
 	@echo "make test-deepspeed  ZeRO-1 and 2 on two processes against DDP; three minutes on two cores"
 	@echo "make test-ray  a study on two Ray nodes: scheduler killed, node lost, no cell lost; one minute"
-	@echo "make pages  rewrite the pages of the defenses from their docstrings"
+	@echo "make pages  rewrite the pages of defenses, commands and run-file keys from the code"
 	@echo "make notebooks  execute the notebooks of examples/ and store what they print"
 	@echo "make docs   the documentation site, in site/"
 	@echo "make pictures  the screenshots of the report, README and the site (needs chromium)"
@@ -80,6 +80,9 @@ test-ray: $(VENV)/.ready
 
 pages: $(VENV)/.ready
 	$(BIN)/python -m tools.defense_pages docs
+	$(BIN)/python -m tools.command_page
+	$(BIN)/python -m tools.run_file_schema
+	$(BIN)/python -m tools.run_file_page
 
 # Environments of their own: neither needs torch, and nothing that ships needs them.
 $(VENV)-docs/.ready: requirements/docs.lock

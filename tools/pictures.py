@@ -55,8 +55,8 @@ REPORTS = (
 )
 SITE = (
     Shot("readme.png", "readme.html", 900, 1500),
-    Shot("site-light.png", "index.html", 1200, 850),
-    Shot("site-dark.png", "index.html", 1200, 850, "dark"),
+    Shot("site-light.png", "index.html", 1280, 850),
+    Shot("site-dark.png", "index.html", 1280, 850, "dark"),
     Shot("site-phone.png", "index.html", 390, 850),
 )
 
@@ -75,7 +75,7 @@ def take(shots: Sequence[Shot], pages: Path, folder: Path) -> None:
             page.screenshot(path=folder / shot.name)
             page.close()
             with Image.open(folder / shot.name) as image:
-                few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+                few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=4, dither=Image.Dither.NONE)
                 few.save(folder / shot.name, optimize=True)
             print(folder / shot.name, flush=True)
         browser.close()
