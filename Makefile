@@ -12,7 +12,7 @@ export HF_HUB_DISABLE_TELEMETRY ?= 1
 # Each of the two test processes would compile all tests anew, for twelve seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test lint typecheck unit coverage test-axolotl test-sharding test-deepspeed test-ray pages notebooks docs accessibility package sbom audit-dependencies clean
+.PHONY: help demo test lint typecheck unit coverage test-axolotl test-sharding test-deepspeed test-ray pages notebooks docs pictures accessibility package sbom audit-dependencies clean
 
 help:
 	@echo "make demo   plain SFT against holdfast on the embedded model, both results side by side"
@@ -22,9 +22,10 @@ help:
 	@echo "make test-sharding  2 and 4 processes x DDP, FSDP2 x LoRA, QLoRA, all weights; every defense under FSDP2; 25 minutes on two cores"
 	@echo "make test-deepspeed  ZeRO-1 and 2 on two processes against DDP; three minutes on two cores"
 	@echo "make test-ray  a study on two Ray nodes: scheduler killed, node lost, no cell lost; one minute"
-	@echo "make pages  rewrite the pages of the defenses from their docstrings"
+	@echo "make pages  rewrite the pages of defenses, commands and run-file keys from the code"
 	@echo "make notebooks  execute the notebooks of examples/ and store what they print"
 	@echo "make docs   the documentation site, in site/"
+	@echo "make pictures  the screenshots of the report, README and the site (needs chromium)"
 	@echo "make accessibility  axe over the site and the report in Chromium: no serious fault (needs npm and chromium)"
 	@echo "make package  wheel and source distribution, in dist/"
 	@echo "make sbom   sbom.json: the locked packages with their hashes (CycloneDX)"
@@ -79,6 +80,9 @@ test-ray: $(VENV)/.ready
 
 pages: $(VENV)/.ready
 	$(BIN)/python -m tools.defense_pages docs
+	$(BIN)/python -m tools.command_page
+	$(BIN)/python -m tools.run_file_schema
+	$(BIN)/python -m tools.run_file_page
 
 # Environments of their own: neither needs torch, and nothing that ships needs them.
 $(VENV)-docs/.ready: requirements/docs.lock
@@ -91,6 +95,10 @@ notebooks: $(VENV)/.ready
 
 docs: $(VENV)-docs/.ready
 	$(VENV)-docs/bin/mkdocs build --strict
+
+pictures: $(VENV)/.ready docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.pictures report
+	$(BIN)/python -m tools.pictures site
 
 # axe-core comes from npm and Chromium from the system; nothing that ships needs either.
 $(VENV)-axe/package/axe.min.js:

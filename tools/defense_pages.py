@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -28,7 +29,7 @@ IN_RUN_FILE = {
 INTRODUCTION = """\
 # Defenses
 
-One file each in `src/holdfast/defenses`, all held to one contract (`tests/contracts`): without strength a defense is
+One file each, {places}, all held to one contract (`tests/contracts`): without strength a defense is
 plain SFT, it restores what it perturbs, resumes exactly, gives the same gradients in two processes as in one, and reads
 no data it does not declare. `holdfast ls defenses` prints this list; the pages are generated from the code
 (`make pages`).
@@ -68,7 +69,8 @@ Average Safety*; options written beside it win. In Python: `SafeSFTTrainer(..., 
 | harmful | `harmful:` | `harmful_dataset=` | prompts with the replies that must become unlikely |
 | unaligned | `unaligned:` | `unaligned=` | the model before alignment; found where `model` is its adapter |
 
-Every fine-tuning run names a safety set, also where the defense needs none: it is what the result is measured on.
+Every fine-tuning run has a safety set, also where the defense needs none: it is what the result is measured on. Where
+the run file names none, it is the model's own refusals and answers (`safety: auto`).
 A term of a defense's own that is not finite is left out of its step (event `nonfinite`); more than 3 in 100 steps end
 the run.
 
@@ -141,6 +143,7 @@ def render_index() -> str:
     text = INTRODUCTION.format(
         rows="\n".join(f"| {' | '.join(map(_cell, row))} |" for row in rows),
         constrains=_names(cls for cls in classes if cls.constrains),
+        places=_places(classes),
         align=_names(cls for cls in classes if "align" in cls.stages and cls.name != "sft"),
         posthoc=_names(cls for cls in classes if "posthoc" in cls.stages),
     )
@@ -149,6 +152,12 @@ def render_index() -> str:
 
 def _names(classes: Iterable[type[Defense]]) -> str:
     return ", ".join(f"`{cls.name}`" for cls in classes)
+
+
+def _places(classes: Iterable[type[Defense]]) -> str:
+    """In which folder of the source how many of them are."""
+    folders = Counter(cls.__module__.rpartition(".")[0].replace(".", "/") for cls in classes)
+    return " and ".join(f"{count} in `src/{folder}`" for folder, count in sorted(folders.items()))
 
 
 def write(docs: Path) -> None:
@@ -184,8 +193,7 @@ def _run_file(cls: type[Defense]) -> str:
 
 def _options(cls: type[Defense]) -> str:
     """The list of a defense's options."""
-    documents = [inspect.getdoc(base) or "" for base in reversed(cls.Config.__mro__)]
-    meanings = {name: text for doc in documents for name, text in _attributes(doc)}
+    meanings = attributes(cls.Config)
     found: list[Field[Any]] = list(fields(cls.Config))
     if not found:
         return ""
@@ -196,6 +204,12 @@ def _options(cls: type[Defense]) -> str:
         meaning = field.metadata.get("meaning") or meanings.get(field.name, "")
         lines.append(f"* `{field.name}` ({_value(default)}{paper}): {_escaped(meaning)}")
     return "\n".join(lines)
+
+
+def attributes(cls: type[Any]) -> dict[str, str]:
+    """What the `Attributes:` parts of a class and its bases say, by name; the class itself has the last word."""
+    documents = [inspect.getdoc(base) or "" for base in reversed(cls.__mro__)]
+    return {name: text for doc in documents for name, text in _attributes(doc)}
 
 
 def _attributes(doc: str) -> Iterator[tuple[str, str]]:

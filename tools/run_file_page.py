@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from textwrap import fill
 from typing import Any
+
+from trl import SFTConfig
 
 from holdfast.runs.config.schema import shipped_schema
 
@@ -24,6 +27,12 @@ The keys, their kinds and defaults, as `holdfast check` and an editor read them 
 three lines, are in [The run file](run-file.md). In brackets: what may be written, and the default where it does not
 depend on other keys.
 """
+CONSTRAINT = """\
+The limit of a safety set. The model's own refusals and answers have defaults of their own: [the run
+file](run-file.md)."""
+TRAIN = """\
+holdfast's own fields. All those of TRL's
+[`SFTConfig`](https://huggingface.co/docs/trl/sft_trainer#trl.SFTConfig) may be written beside them."""
 _WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "null",
           "object": "mapping", "array": "list"}  # fmt: skip
 _EXPONENT = "^[-+]?[0-9.]+[eE][-+]?[0-9]+$"  # 1e-4, which YAML reads as text: a number all the same
@@ -74,10 +83,27 @@ def entries(block: Mapping[str, Any]) -> Iterator[str]:
 
 def page(schema: Mapping[str, Any]) -> str:
     """The whole page."""
-    parts = [HEAD, "\n".join(["## At the top", "", *entries(schema)])]
-    for name, block in sorted(schema["definitions"].items()):
+    blocks = schema["definitions"] | _mirrored(schema["properties"])
+    limit = {"$ref": "#/definitions/constraint"}
+    constraint = schema["properties"]["constraint"] | {
+        "anyOf": [limit, {"type": "object", "additionalProperties": limit}]
+    }
+    train = {"description": schema["properties"]["train"]["description"], "$ref": "#/definitions/train"}
+    top = schema | {"properties": schema["properties"] | {"constraint": constraint, "train": train}}
+    parts = [HEAD, "\n".join(["## At the top", "", *entries(top)])]
+    for name, block in sorted(blocks.items(), key=lambda item: _block(item[0])):
         parts.append("\n".join([f"## {_block(name)}", "", block.get("description", ""), "", *entries(block)]))
     return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _mirrored(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The blocks that mirror a class: a constraint, and of `train` what TRL does not have."""
+    theirs = {field.name for field in fields(SFTConfig)}
+    ours = {key: value for key, value in properties["train"]["properties"].items() if key not in theirs}
+    return {
+        "constraint": properties["constraint"]["anyOf"][0] | {"description": CONSTRAINT},
+        "train": {"properties": ours, "description": TRAIN},
+    }
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeAdapter
 from pydantic.errors import PydanticInvalidForJsonSchema
+from tools.defense_pages import attributes
 
 from holdfast.runs.config.schema import SHIPPED
 
@@ -44,9 +45,12 @@ def run_file_schema() -> dict[str, Any]:
     definitions, properties = schema.pop("$defs"), schema["properties"]
     constraint = _of_dataclass(ChanceConstraint)
     safety = {"$ref": "#/definitions/SafetyBlock"}
-    options = {name: field for key in DEFENSES for name, field in _of_dataclass(DEFENSES[key].Config).items()}
+    options = _shared([_of_dataclass(DEFENSES[key].Config) for key in DEFENSES])
     properties |= {
-        "task": {"anyOf": [{"type": "string", "description": "A file: short for {data: FILE}."}, _ref("TaskBlock")]},
+        "task": {
+            "anyOf": [{"type": "string"}, _ref("TaskBlock")],
+            "description": "What to learn; a file is short for `{data: FILE}`.",
+        },
         "safety": {
             "anyOf": [{"const": "auto"}, safety, {"type": "object", "additionalProperties": safety}],
             "description": "What is held; `auto`, or nothing, is the model's own refusals and answers.",
@@ -117,19 +121,35 @@ def _field_docstrings(cls: type[BaseModel]) -> dict[str, str]:
 
 def _of_dataclass(cls: Any) -> dict[str, Any]:
     """Each field that a file may write: its type, what it means, and its default."""
-    hints = typing.get_type_hints(cls)
-    return {field.name: _field(field, hints[field.name]) for field in dataclasses.fields(cls) if field.init}
+    hints, meanings = typing.get_type_hints(cls), attributes(cls)
+    return {
+        field.name: _field(field, hints[field.name], meanings.get(field.name))
+        for field in dataclasses.fields(cls)
+        if field.init
+    }
 
 
-def _field(field: dataclasses.Field[Any], hint: Any) -> dict[str, Any]:
+def _shared(options: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The options of all defenses. What one name means to two of them in two ways is left to their pages."""
+    found: dict[str, Any] = {}
+    for name, field in ((name, field) for one in options for name, field in one.items()):
+        known = found.get(name, field)
+        alike = {key: value for key, value in field.items() if known.get(key) == value}
+        found[name] = {
+            key: value for key, value in field.items() if key in alike or key not in ("description", "default")
+        }
+    return found
+
+
+def _field(field: dataclasses.Field[Any], hint: Any, meaning: str | None) -> dict[str, Any]:
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
         found = dict(adapter.json_schema())
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):
         found = {}  # an object of torch or transformers: whatever it is written as
     found = _inlined(found)
-    if isinstance(help_text := field.metadata.get("help"), str):
-        found["description"] = " ".join(help_text.split())
+    if isinstance(text := field.metadata.get("help", field.metadata.get("meaning", meaning)), str):
+        found["description"] = " ".join(text.split())
     if isinstance(field.default, bool | int | float | str):
         found["default"] = field.default
     return found

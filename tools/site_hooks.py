@@ -1,6 +1,7 @@
 """What MkDocs does besides (mkdocs.yml): pages from outside docs/, and links that leave it.
 
-README.md becomes the first page; examples/README.md and CHANGELOG.md become pages too. The run file's JSON Schema is a
+README.md becomes the first page, without its list of source files; examples/README.md and CHANGELOG.md become pages
+too. The run file's JSON Schema is a
 file of the site, for editors. A link to a file of the repository that is no page turns into its text and path, since
 the site has no copy of it. The diagram of the packages, which only GitHub draws, turns into a table.
 """
@@ -12,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -25,6 +27,7 @@ FILES = {
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 FENCED = re.compile(r"^```.*?^```", flags=re.M | re.S)
 SEARCH = 'data-md-component="search" role="dialog" aria-label="Search"'
+SOURCES = re.compile(r"^To read the code, .*?\n\n", flags=re.M | re.S)
 DIAGRAM = re.compile(r"```mermaid\n(.*?)```", flags=re.S)
 
 
@@ -32,6 +35,10 @@ def on_files(files: Files, *, config: Any) -> Files:
     """Add the pages, pictures and the run file's schema, which lie outside docs/."""
     for name, source in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")
+        if source == "README.md":
+            text, found = SOURCES.subn("", text)
+            if not found:
+                raise PluginError("README.md: no paragraph `To read the code, ...`, which the site leaves out")
         files.append(File.generated(config, name, content=_relinked(text, Path(source).parent)))
     for name, source in FILES.items():
         files.append(File.generated(config, name, abs_src_path=str(ROOT / source)))

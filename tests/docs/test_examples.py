@@ -60,9 +60,11 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_readme_lists_every_script_and_each_says_how_to_call_it():
+def test_the_readme_lists_every_script_and_launch_file_and_each_script_says_how_to_call_it():
     listed = re.findall(r"\]\((\w+)\.py\)", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == NAMES
+    launched = re.findall(r"\]\(launch/([\w.]+)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
+    assert sorted(launched) == sorted(path.name for path in (EXAMPLES / "launch").iterdir())
     assert len(NAMES) >= 5
     for name in NAMES:
         assert f"python examples/{name}.py" in (example(name).__doc__ or "")

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from tools.markdown_width import LIMIT, fit
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,7 @@ GUIDES = (
     "docs/screening.md", "docs/evidence.md", "docs/idea.md", "docs/adding.md", "docs/glossary.md",
     "docs/several-gpus.md", "docs/run-file.md", "docs/guides/customer-data.md",
     "docs/guides/over-refusal.md", "docs/guides/tracking.md", "docs/guarantees.md", "docs/results-auto.md",
+    "docs/preference.md", "docs/scale.md", "docs/axolotl.md", "docs/unsloth.md", "examples/README.md",
 )  # fmt: skip
 
 
@@ -56,6 +58,13 @@ def test_no_sentence_of_a_guide_is_longer_than_forty_words(name):
     found = sentences((ROOT / name).read_text(encoding="utf-8"))
     assert found
     assert [sentence for sentence in found if words(sentence) > LONGEST] == []
+
+
+def test_every_page_under_guides_is_checked():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    (guides,) = (entry["Guides"] for entry in site["nav"] if "Guides" in entry)
+    pages = {f"docs/{page}" for entry in guides for page in entry.values()} - {"docs/examples.md"}
+    assert pages <= set(GUIDES)
 
 
 def test_the_readme_takes_five_minutes():

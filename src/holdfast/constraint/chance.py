@@ -32,7 +32,7 @@ class ChanceConstraint:
     Attributes:
         tau: the largest acceptable degradation, in nats of `unit`.
         alpha: the tolerated share of examples beyond `tau`, in (0, 1).
-        majorizer: a name in `MAJORIZERS`.
+        majorizer: a name of `holdfast ls majorizers`.
         beta: the majorizer's sharpness, 1/nats; for cvar it follows from `cvar_t` whatever is given.
         unit: how a degradation is measured.
         buffer: rho, added to g by the filter; below `alpha`, or nothing would satisfy g + rho <= 0.

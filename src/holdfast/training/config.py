@@ -58,7 +58,9 @@ class SafetyArguments(_Joined):
         "finetune", "What this run is: 'align' (train on safe pairs) or 'finetune' (train on the task)."
     )
     safety_batch_size: int | None = setting(
-        None, "Safety examples per optimizer step, over all processes. Default: the task's global batch."
+        None,
+        "Safety examples per optimizer step, over all processes. Default: 4 in a run file, in Python the task's "
+        "global batch.",
     )
     safety_micro_batch_size: int | None = setting(
         None, "Safety examples per process and forward pass. Default: per_device_train_batch_size."

@@ -60,11 +60,16 @@ class DataBlock(Block):
 
     data: DataPlace | None = None
     """A .jsonl, .json, .csv, .tsv or .parquet file, relative to the run file, or a hub data set."""
-    columns: dict[str, str] | None = None  # our names (prompt, completion, messages, text) to the file's columns
+    columns: dict[str, str] | None = None
+    """Our names (prompt, completion, messages, text) to the file's columns."""
     split: str | None = None
+    """Which split of a hub data set; null: `train`."""
     subset: str | None = None
+    """Which configuration of a hub data set."""
     revision: str | None = None
-    limit: int | None = Field(default=None, ge=1)  # read only the first rows
+    """Commit, tag or branch of a hub data set."""
+    limit: int | None = Field(default=None, ge=1)
+    """Read only the first rows."""
     skip_bad: Literal[True] | None = None
     """Leave out malformed rows, as long as they are few, and count them; null refuses them."""
 
@@ -95,7 +100,8 @@ class SafetyBlock(DataBlock):
     """`constraint`: the protocol's constraint, monitor and certify pairs, instead of `data`."""
     prompts: list[AskedPlace] | None = Field(default=None, min_length=1)
     """What to ask the model before training: `task`, `probes`, `everyday`, `borderline`, files and hub data sets."""
-    keep: Literal["refusals", "answers"] | None = None  # which of its replies to `prompts` are held
+    keep: Literal["refusals", "answers"] | None = None
+    """Which of the model's replies to `prompts` are held."""
     limit: int | None = Field(default=None, ge=1)
     """Read only the first rows. With `prompts`: at most this many of each source other than the task; of a bundled
     source, at most this many for each use."""

@@ -24,10 +24,12 @@ class TaskBlock(DataBlock):
 
     sources: ClassVar[dict[str, str]] = {"name": "`name` (a task)", "role": "`role: align`"}
 
-    name: str | None = None  # a task of `holdfast ls tasks`
+    name: str | None = None
+    """A task of `holdfast ls tasks`."""
     role: Literal["align"] | None = None
     """`align`: the safe pairs on which the protocol aligns a model before fine-tuning."""
-    size: int | None = Field(default=None, ge=1)  # N, the rows of a named task, poison included; 1,000 unless given
+    size: int | None = Field(default=None, ge=1)
+    """N, the rows of a named task, poison included; 1,000 unless given."""
     poison_ratio: Number | None = Field(default=None, ge=0, le=1)
     """p: floor(p N) of the rows are harmful pairs; 0 unless given."""
 
@@ -43,7 +45,8 @@ class HarmfulBlock(DataBlock):
 
     sources: ClassVar[dict[str, str]] = {"role": "`role: harmful`"}
 
-    role: Literal["harmful"] | None = None  # `harmful`: the protocol's own, instead of `data`
+    role: Literal["harmful"] | None = None
+    """`harmful`: the protocol's own, instead of `data`."""
 
 
 class RolesBlock(Block):
@@ -54,24 +57,36 @@ class RolesBlock(Block):
     harm_prompts: Literal["beavertails_test", "beavertails_evaluation"] = "beavertails_test"
     """Where the prompts come from on which harm is measured."""
     align: int = Field(default=5000, ge=1)
-    constraint: int | None = Field(default=None, ge=1)  # null: the alignment pairs themselves, as in the paper
+    """Safe pairs on which a model is aligned before fine-tuning."""
+    constraint: int | None = Field(default=None, ge=1)
+    """Safe pairs that steer training; null: the alignment pairs themselves, as in the paper."""
     monitor: int = Field(default=500, ge=0)
+    """Safe pairs that are only looked at."""
     certify: int = Field(default=500, ge=0)
+    """Safe pairs that stay closed for a certificate."""
     asked: int = Field(default=0, ge=0)
     """Harmful prompts that a study asks the aligned model, to keep its own safe replies to them."""
-    harmful: int = Field(default=0, ge=0)  # harmful pairs for defenses that train against them
+    harmful: int = Field(default=0, ge=0)
+    """Harmful pairs for defenses that train against them."""
     poison: int = Field(default=1000, ge=0)
+    """Harmful pairs from which the poison of a named task is taken."""
     evaluation: int = Field(default=700, ge=1)
+    """Prompts on which harm is measured."""
     seed: int = Field(default=42, ge=0)
+    """Decides which pairs have which role."""
 
 
 class LoraBlock(Block):
     """A LoRA adapter (PEFT's `LoraConfig`)."""
 
     r: int = Field(default=default("lora.r"), ge=1)
+    """The rank."""
     alpha: Number = Field(default=default("lora.alpha"), gt=0)
+    """The adapter is scaled by alpha / r."""
     dropout: Number = Field(default=default("lora.dropout"), ge=0, lt=1)
+    """Share of the adapter's inputs that is dropped in a training step."""
     target_modules: str | list[str] = default("lora.target_modules")
+    """Names of the layers with an adapter, or `all-linear`."""
 
     @field_validator("target_modules", mode="before")
     @classmethod
@@ -104,7 +119,8 @@ class ScreeningBlock(Block):
     """Task prompts that are asked; of a longer file a stratified sample."""
     unsorted: Literal["refuse", "accept"] = "refuse"
     """More than 5 % of the replies cannot be sorted: end the run, or go on without them."""
-    engine: str = Field(default="auto", min_length=1)  # what decodes: auto, transformers, continuous, vllm or endpoint
+    engine: str = Field(default="auto", min_length=1)
+    """What generates the replies: `auto`, `transformers`, `continuous`, `vllm` or `endpoint`."""
     engine_options: dict[str, Any] = Field(default_factory=dict)
     """Of that engine: `{base_url: http://localhost:8000/v1, model_name: ...}` for an endpoint."""
     judge: ModelPlace | None = None
@@ -124,32 +140,43 @@ class DefenseBlock(Block):
     """A defense by name, with the options of its `Config`."""
 
     name: str = "holdfast"
+    """A name of `holdfast ls defenses`."""
     options: dict[str, Any] = Field(default_factory=dict)
+    """Fields of its `Config`; they may stand beside the name instead."""
 
 
 class RunConfig(Block):
     """One fine-tuning run. Build it with `load_config` or `config_from_dict`, which check every block."""
 
     preset: Literal["paper", "small"] | None = None
+    """Values for everything that is not written: `paper` has the paper's, `small` suits a model of 135M parameters."""
     stage: Literal["align", "finetune"] = "finetune"
     """What the run is: training on safe pairs (`align`; the default with `task: {role: align}`), or on the task."""
-    model: ModelPlace  # Hub id, local folder (relative to the run file), adapter, or `embedded`
+    model: ModelPlace
+    """A hub id, a folder (relative to the run file) with a model or an adapter, or `embedded`."""
     revision: str | None = None
+    """Commit, tag or branch of a hub id."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """The type of the weights; `auto`: as stored, but float32 on a CPU that is slow in bfloat16."""
     quantization: Literal["4bit", "8bit"] | None = None
+    """Load the base in 4 or 8 bits (bitsandbytes) under an adapter; null: as it is."""
     template: Template = "chat"
     """chat: prompt/completion rows become a user and an assistant turn in the model's own chat template, thinking
     off; alpaca: the same in the Alpaca format; none: they are joined as they are."""
     adapter_policy: Literal["merge", "continue"] = "merge"
     """Where `model` is an adapter: merge it into its base and train a fresh one, or go on training it."""
-    roles: RolesBlock | None = None  # the protocol's roles, for a task by name and for `role:`
+    roles: RolesBlock | None = None
+    """The protocol's roles, for a task by name and for `role:`."""
     task: TaskBlock
+    """What to learn."""
     safety: dict[Annotated[str, Field(pattern=NAME)], SafetyBlock]
     """What is held; `auto`, or nothing, is the model's own refusals and answers."""
     conflicts: Annotated[Literal["drop", "keep", "fail"] | dict[str, str] | None, BeforeValidator(_conflicts)] = None
     """Task rows whose prompt the model refuses and whose target complies; null: set aside, up to a limit."""
     screening: ScreeningBlock = Field(default_factory=ScreeningBlock)
+    """How the model is asked before training."""
     monitor: MonitorBlock = Field(default_factory=MonitorBlock)
+    """How many prompts the behaviour monitor asks, and when."""
     harmful: HarmfulBlock | None = None
     """For defenses that need them; on the protocol's data the role `harmful` unless given."""
     unaligned: ModelPlace | None = None
@@ -157,11 +184,14 @@ class RunConfig(Block):
     it was trained on."""
     constraint: dict[str, dict[str, Any]]
     defense: DefenseBlock = Field(default_factory=DefenseBlock)
-    lora: LoraBlock | None = Field(default_factory=LoraBlock)  # null trains every parameter
+    lora: LoraBlock | None = Field(default_factory=LoraBlock)
+    """The adapter that is trained; null trains every parameter."""
     train: dict[str, Any] = Field(default_factory=dict)
     """Fields of `SafeSFTConfig`, which has all fields of TRL's `SFTConfig`."""
     output_dir: str = Field(min_length=1)
+    """The run folder, relative to where the command is called."""
     seed: int = Field(default=default("seed"), ge=0)
+    """Of the order of the rows, dropout and a fresh adapter, and of how safety examples are split and drawn."""
 
     @field_validator("safety", mode="before")
     @classmethod
