@@ -121,7 +121,7 @@ def _finite_pool(rows: Rows, terms: Terms) -> dict[str, Any]:
 
     test = made(terms.tau)
     return {
-        "certified": test.certified, "statement": test.statement(terms.said.regress), "n": n,
+        "certified": test.certified, "statement": test.sentence(terms.said.regress), "n": n,
         "regressions": test.regressions, "upper_bound": test.upper_bound, "p_value": test.p_value,
         "groups": asdict(groups), "rows": asdict(Counted(n, test.regressions, test.p_value, test.upper_bound)),
         "certified_tau": smallest_tau(rows.degradation, lambda tau: made(tau).certified),

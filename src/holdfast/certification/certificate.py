@@ -34,8 +34,13 @@ class Certificate:
         """The verdict: p_value <= level."""
         return self.p_value <= self.level
 
-    def statement(self, regress: str = "regress") -> str:
-        """Returns the claim as one sentence; `regress` may say by how much: "degrade by more than 0.1 nats"."""
+    @property
+    def statement(self) -> str:
+        """The claim as one sentence."""
+        return self.sentence("regress")
+
+    def sentence(self, regress: str) -> str:
+        """Returns the statement in other words for "regress", such as "degrade by more than 0.1 nats"."""
         counts = f"{self.regressions} of {self.n} did"
         if self.pool is None:
             said = claim(self.alpha, Words(regress), drawn="rows")
@@ -48,7 +53,7 @@ class Certificate:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields by name, with the verdict and the statement."""
-        return {**asdict(self), "certified": self.certified, "statement": self.statement()}
+        return {**asdict(self), "certified": self.certified, "statement": self.statement}
 
 
 def certify_counts(
