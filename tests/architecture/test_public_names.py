@@ -16,11 +16,11 @@ from holdfast.cli.main import app
 from holdfast.training.hooks import DEFENSES, make_defense
 
 PUBLIC = [
-    "Audit", "Certificate", "CertificateRecord", "ChanceConstraint", "Defense", "PromptSet", "RunConfig", "RunResult", "SafeDPOConfig",
-    "SafeDPOTrainer", "SafeGRPOConfig", "SafeGRPOTrainer", "SafeSFTConfig", "SafeSFTTrainer", "SafetyFilter",
-    "Screening", "ScreeningSettings", "__version__", "audit", "barrier_multiplier", "certify",
-    "certify_counts", "errors", "events", "load_config", "plan", "register_defense", "report", "run", "screen",
-    "verify",
+    "Audit", "Certificate", "CertificateRecord", "ChanceConstraint", "Defense", "PromptSet", "RunConfig",
+    "RunResult", "SafeDPOConfig", "SafeDPOTrainer", "SafeGRPOConfig", "SafeGRPOTrainer", "SafeSFTConfig",
+    "SafeSFTTrainer", "SafetyFilter", "Screening", "ScreeningSettings", "__version__", "audit",
+    "barrier_multiplier", "certify", "certify_counts", "errors", "events", "load_config", "plan",
+    "register_defense", "report", "run", "screen", "verify",
 ]  # fmt: skip
 COMMANDS = [
     "align", "audit", "bench", "certify", "certify-counts", "check", "compare", "demo", "evaluate", "init", "judge",

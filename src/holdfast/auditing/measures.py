@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from holdfast.auditing.asking import FOLDER, Asked, Asking, reply_hashes
 from holdfast.auditing.behaviour import judge_record
@@ -78,7 +79,7 @@ class ByDegradation(Measure):
     """A number D for every prompt."""
 
     @abstractmethod
-    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
+    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> ArrayLike:
         """D of the prompts from a position on."""
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Table:
@@ -132,7 +133,7 @@ class ByLikelihood(ByDegradation):
             raise NumericalError(lost, remedy="load it in float32, or check its files")
         require_tau_above_noise(self.limit, self.noise)
 
-    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
+    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> ArrayLike:
         todo, kl = {name: items[start:] for name, items in self._encoded.items()}, self.limit.unit in KL_UNITS
         measured = measure_pair(pair, todo, first_k=self.limit.first_k, kl=kl, progress=self.progress)
         return measured.degradation(self.limit.unit)
@@ -164,7 +165,7 @@ class ByJudge(ByDegradation):
         for name in NAMES if pair.together else NAMES[:1]:
             self._ask(pair, prompts, 0).require_room(name)
 
-    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
+    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> ArrayLike:
         if start not in self._asked:
             self._asked[start] = self._ask(pair, prompts, start)
         asked = self._asked[start]

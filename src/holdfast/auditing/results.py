@@ -4,6 +4,8 @@ What a killed audit continues from is written whole or not at all, and belongs t
 and versions. A part's file is the sha256 of a parquet table (32 bytes), then the table: Arrow sees no flipped bit.
 """
 
+from __future__ import annotations
+
 import io
 import logging
 import shutil
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +33,9 @@ from holdfast.records.audit import Audit
 from holdfast.records.audit_figures import violated
 from holdfast.records.audit_folder import table_figures, write_audit_folder
 from holdfast.scoring.completion import CompletionLosses
+
+if TYPE_CHECKING:
+    from pyarrow import Table
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +95,7 @@ class PartialResults:
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _table(self, name: str, window: int) -> Any:
+    def _table(self, name: str, window: int) -> Table:
         path = self._path(name, window)
         data = read_plain_file(path, remedy=self._remedy)
         if sha256(data[DIGEST:]).digest() != data[:DIGEST]:
@@ -115,7 +120,7 @@ def _write(
             judged = {} if behaviour is None else behaviour.columns(start, stop)
             yield part | judged | {"violated": violated(part[constraint.unit], constraint.tau)}
 
-    def summary(table: Any) -> dict[str, Any]:
+    def summary(table: Table) -> dict[str, Any]:
         lost = int((~np.isfinite(table.column(constraint.unit).to_numpy())).sum())
         if lost:
             logger.warning("%d examples have no finite degradation; they count as violations unless it is -inf", lost)

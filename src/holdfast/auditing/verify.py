@@ -18,6 +18,7 @@ from holdfast.certification.openings import Ledger, ScopedLedger, default_ledger
 from holdfast.certification.terms import Rows
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
 from holdfast.core.hashing import sha256_file
+from holdfast.core.library_types import Tokenizer
 from holdfast.data.bundled import public_ids
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.examples import Example
@@ -214,7 +215,7 @@ def _require_tokens(record: CertificateRecord, models: dict[str, Any], *, moved:
         _same(f"the {name}", stated, "+".join(digests) if "+" in stated else digests[0])
 
 
-def _tokenizer(record: CertificateRecord, side: str, ref: str | Path, moved: str | Path | None) -> Any:
+def _tokenizer(record: CertificateRecord, side: str, ref: str | Path, moved: str | Path | None) -> Tokenizer:
     trust = bool(record.settings["trust_remote_code"])
     try:
         return load_tokenizer(ref, revision=record.settings[f"{side}_revision"], trust_remote_code=trust)

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from holdfast.certification.arguments import confidence_level, rate
 from holdfast.core.errors import DataError
@@ -90,7 +90,7 @@ class EProcess:
         return {name: getattr(self, name) for name in names}
 
 
-def log_e_value(n: Any, k: Any, alpha: float) -> NDArray[np.float64]:
+def log_e_value(n: ArrayLike, k: ArrayLike, alpha: float) -> NDArray[np.float64]:
     """Returns log mean_j (p_j/alpha)^k ((1-p_j)/(1-alpha))^(n-k), p_j = alpha `MIXTURE`_j, elementwise."""
     n, k = np.asarray(n, dtype=np.float64), np.asarray(k, dtype=np.float64)
     regressed = np.log(MIXTURE)

@@ -8,13 +8,13 @@ model must be the same function in training as in evaluation, since the fused st
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.library_types import ModelConfig
 from holdfast.data.encode import Encoded, collate
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.packed_rows import encoded_rows, lay_out
@@ -205,7 +205,7 @@ def _largest(gaps: Sequence[float]) -> float:
     return math.inf if any(map(math.isnan, gaps)) else max(gaps)
 
 
-def probe_rows(examples: Sequence[Encoded], config: Any, longest: int | None) -> list[Encoded]:
+def probe_rows(examples: Sequence[Encoded], config: ModelConfig, longest: int | None) -> list[Encoded]:
     """A few rows of different lengths, on which packing is tried, and one beyond the model's windows.
 
     Args:
@@ -223,7 +223,7 @@ def probe_rows(examples: Sequence[Encoded], config: Any, longest: int | None) ->
     return found
 
 
-def windows(config: Any) -> list[int]:
+def windows(config: ModelConfig) -> list[int]:
     """Lengths in a config at which attention or another mixer may change what it does."""
     named = [n for name, n in vars(config).items() if "window" in name or "chunk" in name]
     return sorted({n for n in named if type(n) is int and n > 1})

@@ -58,7 +58,7 @@ def completions(base_url: str) -> str:
     return f"{base_url.rstrip('/')}/chat/completions"
 
 
-def require_address(who: str, option: str, url: Any) -> None:
+def require_address(who: str, option: str, url: object) -> None:
     """Refuse what is not an http or https address and nothing more."""
     try:
         parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.file_lock import locked
@@ -35,7 +34,7 @@ class ReplyStore(dict[str, Reply]):
     Read it as a dict; `append` alone writes to the file.
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, header: Mapping[str, object]) -> None:
         super().__init__()
         self.path = path
         self._header = {"kind": KIND, "version": VERSION, **json.loads(json.dumps(dict(header), allow_nan=False))}
@@ -105,7 +104,7 @@ class ReplyStore(dict[str, Reply]):
 
 
 def replies(
-    store_path: Path, header: Mapping[str, Any], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int,
+    store_path: Path, header: Mapping[str, object], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int,
     progress: Progress | None = None, seen: Callable[[Sequence[Reply]], None] | None = None,
 ) -> list[Reply]:  # fmt: skip
     """Replies to `examples`, in order: from the store where they are there, otherwise made and stored.
@@ -131,14 +130,14 @@ def replies(
 
 
 def missing(
-    store_path: Path, header: Mapping[str, Any], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int
+    store_path: Path, header: Mapping[str, object], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int
 ) -> list[Example]:
     """The examples to which `replies` would have to make a reply, each once."""
     with locked(store_path):
         return _not_in(_opened(store_path, header, engine, max_new_tokens), examples)
 
 
-def _opened(store_path: Path, header: Mapping[str, Any], engine: Engine, max_new_tokens: int) -> ReplyStore:
+def _opened(store_path: Path, header: Mapping[str, object], engine: Engine, max_new_tokens: int) -> ReplyStore:
     added = {"max_new_tokens": max_new_tokens, "engine": engine.name, "decoding": "greedy"}
     added |= getattr(engine, "identity", {})
     for field, value in added.items():

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.files import read_json
+from holdfast.core.library_types import LanguageModel
 from holdfast.models.adapter import adapter_folder, adapter_settings_of, base_of, not_plain_lora
 from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.fingerprint import has_idle_adapter
@@ -73,7 +74,7 @@ class _Stored:
 Shift = FactoredShift | DenseShift
 
 
-def alignment_shift(layers: Sequence[LoraLayer], unaligned: Any) -> dict[str, Shift]:
+def alignment_shift(layers: Sequence[LoraLayer], unaligned: object) -> dict[str, Shift]:
     """V of each of these modules, by name."""
     if isinstance(unaligned, nn.Module):
         return _from_weights(layers, _weights_of(unaligned), type(unaligned).__name__)
@@ -110,7 +111,9 @@ def _place(ref: str) -> str:
     return str(folder.resolve()) if folder.is_dir() else ref
 
 
-def starting_shift(model: Any, unaligned: Any, *, defense: str) -> tuple[list[LoraLayer], dict[str, Shift]]:
+def starting_shift(
+    model: LanguageModel, unaligned: object, *, defense: str
+) -> tuple[list[LoraLayer], dict[str, Shift]]:
     """The adapted modules of a run about to begin, and their V."""
     layers = lora_layers(model, defense=defense)
     if not has_idle_adapter(model):

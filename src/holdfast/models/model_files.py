@@ -157,7 +157,7 @@ def _refusal(path: Path, key: str, why: str) -> CheckpointError:
     return CheckpointError(f"{path}: the key {key} is refused: {why}", remedy=remedy)
 
 
-def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
+def _pairs(value: object) -> Iterator[tuple[str, Any]]:
     """Every key with its value, at any depth: a composite model hands its text part's settings to the loader."""
     todo = [value]
     while todo:
@@ -169,7 +169,7 @@ def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
             todo += inner
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

@@ -31,6 +31,8 @@ The table has one row an example, in the order of the data, without any of its t
 | harm_before, harm_after                           | double or null  | only with a judge: its probability of unsafe  |
 """
 
+from __future__ import annotations
+
 import math
 import os
 import uuid
@@ -39,7 +41,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -50,6 +52,9 @@ from holdfast.core.hashing import sha256_file
 from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.core.units import UNITS
 from holdfast.records.audit_figures import CONFIDENCE, Array, figures, verdict_counts, violated
+
+if TYPE_CHECKING:
+    from pyarrow import Schema, Table
 
 TABLE_NAME, SUMMARY_NAME = "audit.parquet", "audit.json"
 MEASURED = ("nll_before", "nll_after", "first_before", "first_after")
@@ -123,7 +128,7 @@ def _require_types(values: Mapping[str, Any], path: Path) -> None:
         raise CheckpointError(f"{path}: {', '.join(wrong)} missing or of another type than expected", remedy=AGAIN)
 
 
-def _require_rows(table: Any, values: Mapping[str, Any], path: Path) -> None:
+def _require_rows(table: Table, values: Mapping[str, Any], path: Path) -> None:
     required = ("id", "role", "tokens", "first_tokens", "truncated", "nll_before", "nll_after", "violated")
     unit = values["unit"]
     faults = [f"{name} has empty cells" for name in (*required, unit) if _empty(table, name)]
@@ -139,7 +144,7 @@ def _require_rows(table: Any, values: Mapping[str, Any], path: Path) -> None:
         raise CheckpointError(f"{path} contradicts itself: {'; '.join(faults)}", remedy=AGAIN)
 
 
-def _derived_faults(table: Any) -> list[str]:
+def _derived_faults(table: Table) -> list[str]:
     faults = []
     with np.errstate(all="ignore"):
         total = _column(table, "nll_after") - _column(table, "nll_before")
@@ -158,22 +163,22 @@ def _derived_faults(table: Any) -> list[str]:
     return faults
 
 
-def _empty(table: Any, name: str) -> int:
+def _empty(table: Table, name: str) -> int:
     """How many cells of a column are empty: all of one that is not there."""
     return int(table.column(name).null_count if name in table.column_names else table.num_rows)
 
 
-def _column(table: Any, name: str) -> Array:
+def _column(table: Table, name: str) -> Array:
     return np.asarray(table.column(name).to_numpy(zero_copy_only=False))
 
 
-def degradations(table: Any, unit: str, role: str | None = None) -> Array:
+def degradations(table: Table, unit: str, role: str | None = None) -> Array:
     """D of every example in a unit that was measured; of one role, or of all."""
     found = _column(table, unit)
     return found if role is None else found[_column(table, "role") == role]
 
 
-def table_figures(table: Any, *, unit: str, tau: float, alpha: float) -> dict[str, Any]:
+def table_figures(table: Table, *, unit: str, tau: float, alpha: float) -> dict[str, Any]:
     """Every figure of audit.json that follows from the table, but for those of a judge."""
     units = [name for name in UNITS if name in table.column_names]
     measured = {
@@ -185,14 +190,14 @@ def table_figures(table: Any, *, unit: str, tau: float, alpha: float) -> dict[st
     return found | {"truncated": int(_column(table, "truncated").sum())}
 
 
-def _require_figures(table: Any, values: Mapping[str, Any], path: Path) -> None:
+def _require_figures(table: Table, values: Mapping[str, Any], path: Path) -> None:
     found = table_figures(table, unit=values["unit"], tau=values["tau"], alpha=values["alpha"])
     wrong = _differing(values, found) + _behaviour_faults(table, values["behaviour"])
     if wrong:
         raise CheckpointError(f"{path}: {', '.join(wrong)} do not follow from {TABLE_NAME}", remedy=AGAIN)
 
 
-def _behaviour_faults(table: Any, stated: Mapping[str, Any] | None) -> list[str]:
+def _behaviour_faults(table: Table, stated: Mapping[str, Any] | None) -> list[str]:
     """The counts of the judge's verdicts; those of on-policy regressions where the judge gave probabilities."""
     judged = VERDICTS[0] in table.column_names
     if stated is None or not judged:
@@ -215,21 +220,22 @@ def _behaviour_faults(table: Any, stated: Mapping[str, Any] | None) -> list[str]
     return wrong + _differing(on_policy, found, "behaviour.on_policy.")
 
 
-def _differing(stated: Mapping[str, Any], found: Mapping[str, Any], block: str = "") -> list[str]:
+def _differing(stated: Mapping[str, object], found: Mapping[str, object], block: str = "") -> list[str]:
     return [f"{block}{name}" for name, value in sorted(found.items()) if not _same(stated.get(name), value)]
 
 
-def _same(stated: Any, found: Any) -> bool:
+def _same(stated: object, found: object) -> bool:
     """Equal, floats up to their last digits; a figure never passes as one of another type."""
     if isinstance(found, dict):
         return isinstance(stated, dict) and set(stated) == set(found) and all(_same(stated[k], found[k]) for k in found)
     if isinstance(found, float):
-        number = isinstance(stated, int | float) and not isinstance(stated, bool)
-        return number and math.isclose(stated, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+        if isinstance(stated, bool) or not isinstance(stated, int | float):
+            return False
+        return math.isclose(stated, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
     return type(stated) is type(found) and bool(stated == found)
 
 
-def table_schema(*, judged: bool = False, units: Sequence[str] = UNITS) -> Any:
+def table_schema(*, judged: bool = False, units: Sequence[str] = UNITS) -> Schema:
     import pyarrow as pa
 
     columns = [("id", pa.string()), ("role", pa.string()), ("category", pa.string())]
@@ -272,7 +278,7 @@ def write_table(path: Path, parts: Iterable[Mapping[str, Any]], *, judged: bool 
     return digest
 
 
-def parse_table(data: bytes, where: Path) -> Any:
+def parse_table(data: bytes, where: Path) -> Table:
     """The table in the bytes of a file; damaged ones, and other tables than an audit's, are refused."""
     remedy = "run holdfast audit again"
     try:

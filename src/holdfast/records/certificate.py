@@ -148,7 +148,7 @@ class CertificateRecord:
         return path
 
     @classmethod
-    def from_json(cls, value: Any) -> CertificateRecord:
+    def from_json(cls, value: object) -> CertificateRecord:
         """The inverse of `to_json`; another version, keys, types or hash are refused."""
         if not isinstance(value, dict) or value.get("version") != VERSION:
             found = value.get("version") if isinstance(value, dict) else type(value).__name__
@@ -188,7 +188,7 @@ _LARGEST = 10**15  # beyond it, no count is one
 _JUDGE = {"name": "text", "revision": "text", "max_new_tokens": "whole"}
 
 
-def _fits(kind: str, value: Any) -> bool:
+def _fits(kind: str, value: object) -> bool:
     """Whether a value of the file is of a kind; true and false are no numbers."""
     if value is None or isinstance(value, bool):
         return kind.endswith("?") if value is None else kind == "flag"
@@ -205,7 +205,7 @@ def _fits(kind: str, value: Any) -> bool:
     return isinstance(value, kinds.get(kind.removesuffix("?"), bool))
 
 
-def _unfit(kinds: Mapping[str, str], values: Mapping[str, Any]) -> list[str]:
+def _unfit(kinds: Mapping[str, str], values: Mapping[str, object]) -> list[str]:
     return sorted(name for name in kinds.keys() & values.keys() if not _fits(kinds[name], values[name]))
 
 

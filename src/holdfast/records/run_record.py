@@ -62,7 +62,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     return values
 
 
-def require_name(name: Any, where: object) -> str:
+def require_name(name: object, where: object) -> str:
     """The name of a safety set, where it is one that a run file may give."""
     if not isinstance(name, str) or not re.fullmatch(NAME, name) or name in RESERVED:
         raise CheckpointError(

@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.constraint.feasibility import require_feasible_start
 from holdfast.core.file_lock import RunLock
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.ranks import gather_objects
 from holdfast.models.content import ModelContent, content_of
 from holdfast.runs.config import RunConfig
@@ -106,8 +107,8 @@ def read_data(config: RunConfig) -> Prepared:
 
 
 def ask_theta_0(
-    plan: ResolvedRun, data: Prepared, theta_0: tuple[Any, Any], before: ModelContent | None,
-    listeners: Sequence[Listener],
+    plan: ResolvedRun, data: Prepared, theta_0: tuple[LanguageModel, Tokenizer],
+    before: ModelContent | None, listeners: Sequence[Listener],
 ) -> tuple[Prepared, Screening | None]:  # fmt: skip
     """The run's data after asking its model, and the screening; as they were where nothing is asked.
 

@@ -12,6 +12,7 @@ from transformers import TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.library_types import LanguageModel
 from holdfast.core.ranks import rank
 from holdfast.training.config import SafetyArguments, setting
 from holdfast.training.preference import PreferenceTrainer
@@ -43,7 +44,9 @@ class SafeGRPOTrainer(PreferenceTrainer, GRPOTrainer):
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "holdfast"]
     arguments = SafeGRPOConfig
 
-    def __init__(self, model: Any, reward_funcs: Any = None, args: GRPOConfig | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, model: str | LanguageModel | None, reward_funcs: Any = None, args: GRPOConfig | None = None, **kwargs: Any
+    ) -> None:
         """Arguments of `GRPOTrainer` (by keyword, after these three), and those of `SafeSFTTrainer`."""
         for name, why in OTHER_GENERATION.items():
             if getattr(args, name, False):

@@ -6,9 +6,12 @@ ZeRO-2 `training.zero` differentiates. Dropout is off, so that two passes over t
 a term of weight zero changes no bit of the run.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +27,9 @@ from holdfast.scoring.degradation import degradation, slope
 from holdfast.scoring.forward import Forward
 from holdfast.training.safety import SafetySet
 from holdfast.training.zero import PartSpace, SourceGradient
+
+if TYPE_CHECKING:
+    from holdfast.training.config import SafetyArguments
 
 RowLoss = Callable[[Any, dict[str, Tensor], list[int]], Tensor]
 """`loss(model, batch, positions)`: one differentiable number per row; what is differentiated is their sum over all rows
@@ -82,7 +88,7 @@ class TokenMean:
     total: int  # completion tokens of all rows
     reference: Callable[[], Any] | None = None  # makes the context in which the model is pi_0; None for the NLL
 
-    def __call__(self, model: Any, batch: dict[str, Tensor], positions: list[int]) -> Tensor:
+    def __call__(self, model: nn.Module, batch: dict[str, Tensor], positions: list[int]) -> Tensor:
         if self.reference is None:
             return completion_losses(model, batch, first_k=1).total / self.total
         return completion_kl(model, batch, 1, self.reference).total / self.total
@@ -93,7 +99,7 @@ def token_mean_nll(rows: Sequence[Encoded]) -> TokenMean:
     return TokenMean(scored_tokens(rows))
 
 
-def token_mean_kl(rows: Sequence[Encoded], reference: Callable[[], Any]) -> TokenMean:
+def token_mean_kl(rows: Sequence[Encoded], reference: Callable[[], AbstractContextManager[None]]) -> TokenMean:
     """The mean over all completion tokens of `KL(pi_0 || pi_theta)`, in nats; `reference`: `run.theta_0.active`."""
     return TokenMean(scored_tokens(rows), reference)
 
@@ -112,7 +118,7 @@ def safety_gradient(
     sharded = _under_fsdp2(space)
     rows, reference, constraint = safety.rows(positions), safety.constraint_reference[positions], safety.constraint
 
-    def terms(model: Any, batch: dict[str, Tensor], places: list[int]) -> Tensor:
+    def terms(model: nn.Module, batch: dict[str, Tensor], places: list[int]) -> Tensor:
         states = forward.reference_states([rows[i] for i in places], constraint)
         d = degradation(model, batch, reference[places], constraint, states)
         found.append(d.detach())
@@ -136,7 +142,7 @@ def safety_forward(forward: Forward, safety: SafetySet, positions: list[int]) ->
     return found
 
 
-def may_share_backward(model: nn.Module, args: Any) -> bool:
+def may_share_backward(model: nn.Module, args: SafetyArguments) -> bool:
     """Whether a forward without dropout may share the task's backward: not with dropout under gradient checkpointing.
 
     Layers are then run again in the backward, when dropout is on again. Nor with re-entrant checkpointing under DDP:

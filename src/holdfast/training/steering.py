@@ -1,7 +1,9 @@
 """What the constrained defenses share: a constraint followed over the steps, and its running estimate."""
 
+from __future__ import annotations
+
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,9 @@ from holdfast.scoring.degradation import slope
 from holdfast.training.hooks import Row
 from holdfast.training.safety import SafetySet
 from holdfast.training.step import Measured
+
+if TYPE_CHECKING:
+    from holdfast.training.config import SafetyArguments
 
 STRAIGHT, LARGEST = 30.0, 690.0
 """Exponents: beyond the first entropic terms go on as straight lines, as their slopes are float32 (rows that far from
@@ -153,7 +158,7 @@ class Steering:
         self.moving.load_state_dict(state)
 
 
-def looks_first(args: Any, inactive: float) -> bool:
+def looks_first(args: SafetyArguments, inactive: float) -> bool:
     """Whether to look at the safety rows first: while, on average over the last steps, most of them are left out.
 
     Looking costs a forward of all rows, half of what forward and backward of a row cost (a third with checkpointing);

@@ -41,7 +41,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.core.errors import DataError
@@ -177,7 +177,7 @@ class Antibody(SideTermDefense):
 
     @two_pass_only
     def task_loss(
-        self, run: TrainingRun, model: Any, inputs: Inputs, items: Items, default: Callable[[], Tensor]
+        self, run: TrainingRun, model: nn.Module, inputs: Inputs, items: Items, default: Callable[[], Tensor]
     ) -> Tensor:
         """Fine-tuning: the rows' losses, weighted. DDP averages over processes, as it does with TRL's loss."""
         temperature = self.config.temperature

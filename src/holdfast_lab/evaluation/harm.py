@@ -129,6 +129,6 @@ def _share(flags: Flags) -> Metric:
     return Metric.share(int(flags.sum()), len(flags))
 
 
-def _require_some(items: Sequence[Any]) -> None:
+def _require_some(items: Sequence[object]) -> None:
     if not items:
         raise DataError("there are no replies to score, expected at least one", remedy="generate replies first")

@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from holdfast.core.errors import ConfigError, DataError, NumericalError, ResourceError, UnsupportedError
 from holdfast.core.hashing import sha256_json
+from holdfast.core.library_types import Tokenizer
 from holdfast.core.seeding import derive_seed, generator, sample
 from holdfast.data.examples import normalise
 from holdfast.judging.judges.classifier import Opened, encode, score
@@ -179,7 +180,7 @@ class Batches:
     truncated: int
 
 
-def prepare(tokenizer: Any, pairs: Sequence[LabelledPair], names: Sequence[str], max_length: int) -> Batches:
+def prepare(tokenizer: Tokenizer, pairs: Sequence[LabelledPair], names: Sequence[str], max_length: int) -> Batches:
     texts = encode(tokenizer, [pair.prompt for pair in pairs], [pair.reply for pair in pairs], max_length=max_length)
     targets = torch.tensor([[float((pair.categories or {}).get(name, False)) for name in names] for pair in pairs])
     flag_only = torch.tensor([pair.categories is None for pair in pairs])

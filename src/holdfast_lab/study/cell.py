@@ -28,6 +28,7 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.file_lock import locked
 from holdfast.core.files import read_json, write_json, write_text
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_text
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import prompt_text
 from holdfast.data.tasks import TASKS, poison_count
@@ -67,7 +68,7 @@ def _roles(protocol: Protocol) -> Roles:
     return draw_roles(RoleSettings(**protocol.roles.model_dump()))
 
 
-def _opened(protocol: Protocol, ref: str | Path, revision: str | None = None) -> tuple[Any, Any]:
+def _opened(protocol: Protocol, ref: str | Path, revision: str | None = None) -> tuple[LanguageModel, Tokenizer]:
     """Model and tokenizer, which renders prompts as in training."""
     model, tokenizer = load_unmerged(ref, revision=revision, dtype=protocol.dtype)
     use_template(tokenizer, protocol.template)

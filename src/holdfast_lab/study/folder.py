@@ -119,7 +119,7 @@ class StudyFolder:
         write_json(self.record, value)
 
 
-def differences(before: Any, after: Any, key: str = "") -> list[str]:
+def differences(before: object, after: object, key: str = "") -> list[str]:
     """Dotted keys at which two JSON values differ; 10 and 10.0 are equal."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         keys = sorted({*before, *after})

@@ -61,9 +61,7 @@ def test_statements():
         "degrade by more than 0.1 nats is not shown "
         "(13 of 200 did; upper bound 10.2 %)."
     )
-    assert (
-        certify_counts(0, 100, openings=2).statement.startswith("With 95 % confidence over 2 openings, at most 5 %")
-    )
+    assert certify_counts(0, 100, openings=2).statement.startswith("With 95 % confidence over 2 openings, at most 5 %")
     assert certify_counts(1, 60, pool=100).statement == (
         "With 95 % confidence, at most 5 % of the 100 listed prompts regress "
         "(1 of 60 drawn from the list at random did; upper bound 5 %)."

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.files import read_json
 from holdfast.core.hashing import sha256_file, sha256_json
+from holdfast.core.library_types import LanguageModel
 from holdfast.judging.judge import JUDGES
 from holdfast.judging.judges.classifier import BATCH_SIZE, CONVERSATION, ClassifierJudge, DType, Opened, device_of
 
@@ -71,7 +72,7 @@ class TrainedJudge(ClassifierJudge):
             temperature=self.description["temperature"], autocast=self.dtype == "auto" and device.startswith("cuda"),
         )  # fmt: skip
 
-    def _adapted(self, dtype: Precision) -> Any:
+    def _adapted(self, dtype: Precision) -> LanguageModel:
         from holdfast.models.adapter import merge
         from holdfast.models.classifier import classifier_on
 

@@ -221,7 +221,7 @@ def _outcome(
     return passes >= needed, any(sample.lost for sample in samples)
 
 
-def _passed(value: Any, threshold: float | None, where: str) -> bool:
+def _passed(value: object, threshold: float | None, where: str) -> bool:
     number = _number(value, where)
     if threshold is not None:
         return number >= threshold
@@ -233,7 +233,7 @@ def _passed(value: Any, threshold: float | None, where: str) -> bool:
     return number == 1.0
 
 
-def _number(value: Any, where: str) -> float:
+def _number(value: object, where: str) -> float:
     if isinstance(value, str):
         if value not in _WORDS:
             raise bad_log(where, f"the score is {shown(value)}, expected C, P, I, N or a number")

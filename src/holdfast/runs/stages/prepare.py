@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.certification.openings import scope_of
 from holdfast.core.errors import DataError
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.data.examples import Example, as_chat, searchable_texts, uniform
 from holdfast.data.rows import BadRowsError, Problems
 from holdfast.data.sources import read_examples
@@ -137,8 +138,8 @@ class _Source:
 
 
 def hold(
-    plan: ResolvedRun, data: Prepared, model: Any, tokenizer: Any, *, model_sha256: str, started: bool,
-    listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
+    plan: ResolvedRun, data: Prepared, model: LanguageModel, tokenizer: Tokenizer, *, model_sha256: str,
+    started: bool, listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
 ) -> Screening:  # fmt: skip
     """The screening of a run that asks: made before its first step, read from the run folder afterwards.
 

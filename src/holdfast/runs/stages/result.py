@@ -1,5 +1,7 @@
 """What a finished run leaves besides its weights: it is measured, audits of every safety set, and result.json."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable
@@ -23,7 +25,7 @@ from holdfast.scoring.degradation import in_unit
 from holdfast.scoring.forward import Forward
 from holdfast.training.monitoring import barrier_figures, summarise
 from holdfast.training.safety import SafetySet
-from holdfast.training.trainer import SafeSFTTrainer
+from holdfast.training.trainer import SafeSFTTrainer, SafeTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +104,9 @@ def summary(trainer: SafeSFTTrainer, measured: _Measured) -> dict[str, dict[str,
     return found
 
 
-def _audits(plan: ResolvedRun, trainer: Any, measured: _Measured, before: ModelContent, **how: Any) -> dict[str, str]:
+def _audits(
+    plan: ResolvedRun, trainer: SafeTrainer, measured: _Measured, before: ModelContent, **how: Any
+) -> dict[str, str]:
     """Write audit.parquet and audit.json of every safety set: each example before and after; returns their sha256."""
     config, folder, written = plan.config, RunFolder(plan.folder), {}
     trained = folder.model if config.lora is None else folder.adapter

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.file_lock import LOCK_FILE, RunLock
 from holdfast.core.files import fsync_path, read_plain_file, write_text
+from holdfast.core.library_types import Tokenizer
 from holdfast.core.ranks import barrier, rank
 from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.data.examples import Example
@@ -77,7 +78,7 @@ class RunFolder:
         finally:
             shutil.rmtree(rows, ignore_errors=True)
 
-    def announce_rows(self, task: Sequence[Example], tokenizer: Any) -> None:
+    def announce_rows(self, task: Sequence[Example], tokenizer: Tokenizer) -> None:
         """Log the disk that `task_rows` will take, where it is much; a warning where there is not as much."""
         if tokenizer.eos_token is None or not (tokenizer.chat_template or all(isinstance(e.prompt, str) for e in task)):
             return  # the trainer sets what is missing (`train.chat_template_path`), or refuses

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from holdfast.core.library_types import LanguageModel, ModelConfig
 from holdfast.judging.engines.transformers import left_padded
 
 
@@ -72,7 +73,7 @@ NAME = "holdfast_grouped"
 
 
 def grouped_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
     scaling: float | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """An attention of transformers for queries of one token: (rows, heads, 1, width) to (rows, 1, heads, width)."""
@@ -90,7 +91,7 @@ def grouped_attention(
 
 
 @contextmanager
-def grouped(config: Any) -> Iterator[None]:
+def grouped(config: ModelConfig) -> Iterator[None]:
     """Run a model's attention through `grouped_attention`, where it runs torch's otherwise."""
     if config._attn_implementation != "sdpa":
         yield
@@ -136,8 +137,8 @@ class SlotLoop:
     """Decodes prompts in `rows` rows; `prepared` turns the step into what runs in its place, such as a recording."""
 
     def __init__(
-        self, model: Any, prompts: Sequence[Sequence[int]], *, rows: int, max_new_tokens: int, ends: Sequence[int],
-        pad: int | None, pace: Pace,
+        self, model: LanguageModel, prompts: Sequence[Sequence[int]], *, rows: int, max_new_tokens: int,
+        ends: Sequence[int], pad: int | None, pace: Pace,
         prepared: Callable[[Callable[[int], Tensor], Sequence[Tensor]], Callable[[int], Any]] | None,
     ) -> None:  # fmt: skip
         self._model, self._prompts, self._pad = model, prompts, pad
