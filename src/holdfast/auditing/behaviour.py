@@ -93,8 +93,8 @@ def behaviour_view(
     )  # fmt: skip
 
 
-def judge_record(judge: GuardedJudge, max_new_tokens: int) -> dict[str, Any]:
-    """What a claim and a certificate record of a judge and the longest reply that it sees."""
+def judge_record(judge: GuardedJudge, max_new_tokens: int) -> dict[str, str | int | None]:
+    """What the ledger records of a look's judge and of the longest reply that it sees."""
     return {"name": judge.name, "revision": judge.revision, "max_new_tokens": max_new_tokens}
 
 

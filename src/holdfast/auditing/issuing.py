@@ -4,7 +4,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from holdfast.auditing.certificate_spec import CertificateSpec, Leakage, Prompts
 from holdfast.auditing.measures import Measure
 from holdfast.auditing.pair import Pair
 from holdfast.certification.behaviour import assessed
+from holdfast.certification.blocks import Assessed, Bound, GivenBound, GivenPlaces, Screened, Sides
 from holdfast.certification.openings import Ledger, Opening
 from holdfast.certification.terms import Terms, named_statement
 from holdfast.constraint.feasibility import NOISE_MARGIN
@@ -57,21 +58,21 @@ def issue(
     """Write the adapter of a strength search, then the table, and last the certificate."""
     facts, found = measure.facts(pair), assessed(table, terms, spec.claims)
     after, after_sha256 = place_of(spec.after), pair.after.sha256
-    if found["strength"] is not None:
-        found["strength"] |= {"adapter": None, "original": after, "original_sha256": after_sha256}
-        if (chosen := found["strength"]["chosen"]) is not None:
+    if (strength := found["strength"]) is not None:
+        strength.update({"adapter": None, "original": after, "original_sha256": after_sha256})
+        if (chosen := strength["chosen"]) is not None:
             folder = output / f"adapter-strength-{chosen:g}"
             write_strength(pair, chosen, folder)
-            after = found["strength"]["adapter"] = str(folder.resolve())
+            after = strength["adapter"] = str(folder.resolve())
             after_sha256 = content_of(folder, trust_remote_code=spec.setup.trust_remote_code).sha256
     replies, splits = facts.pop("replies_sha256", None), sources.splits
     if found["behaviour"] is not None:
         how = spec.measured["replies"]
-        found["behaviour"] |= facts | {
+        found["behaviour"].update({
+            "engine": facts["engine"], "dtype": facts["dtype"],
             "rules": {"name": how["rules"], "revision": how["rules_revision"]},
             "max_new_tokens": how["max_new_tokens"], "longest": how["longest"],
-        }  # fmt: skip
-    found["screening"] = None if sources.share is None else sources.share.block()
+        })  # fmt: skip
     return write_record(
         spec, terms, entry, sources.ledger, table, found, output,
         models={"before": str(spec.before), "after": str(spec.after)},
@@ -86,19 +87,21 @@ def issue(
             "splits_sha256": None if splits is None else sha256_file(splits), "replies_sha256": replies,
         },
         leakage=sources.leakage, noise=measure.noise,
+        screening=None if sources.share is None else sources.share.block(),
         assumptions=[*assumptions(spec, terms, sources, measure.noise), *measure.notes(), *notes],
     )  # fmt: skip
 
 
 def write_record(
-    spec: CertificateSpec, terms: Terms, entry: Opening, ledger: Path, table: Table, found: dict[str, Any],
-    output: Path, *, models: dict[str, Any], places: dict[str, Any], bound: dict[str, Any], leakage: Leakage,
-    assumptions: list[str], noise: float = 0.0,
+    spec: CertificateSpec, terms: Terms, entry: Opening, ledger: Path, table: Table, found: Assessed,
+    output: Path, *, models: Sides, places: GivenPlaces, bound: GivenBound, leakage: Leakage,
+    assumptions: list[str], noise: float = 0.0, screening: Screened | None = None,
 ) -> CertificateRecord:  # fmt: skip
     """Write the table and the certificate of what `assessed` found in it."""
-    bound |= {"split_sha256": entry.split_sha256, "reference_sha256": bound["before_sha256"]}
-    bound["table_sha256"] = write_table(output / TABLE_NAME, table, terms.tau)
-    screening = found.get("screening")
+    whole: Bound = {
+        **bound, "split_sha256": entry.split_sha256, "reference_sha256": bound["before_sha256"],
+        "table_sha256": write_table(output / TABLE_NAME, table, terms.tau),
+    }  # fmt: skip
     found["statement"] = named_statement(found["statement"], spec.by, models, bound, found["behaviour"], screening)
     record = CertificateRecord(
         by=spec.by, kind=terms.kind, alpha=terms.alpha, tau=terms.tau, unit=spec.unit, first_k=spec.first_k,
@@ -106,9 +109,9 @@ def write_record(
         openings={
             "declared": entry.declared, "this": entry.number, "ledger": str(ledger.resolve()), "claim": entry.claim,
         },
-        bound=bound, places=places | {"table": TABLE_NAME}, leakage=asdict(leakage), settings=spec.settings,
+        bound=whole, places={**places, "table": TABLE_NAME}, leakage=leakage.to_json(), settings=spec.settings,
         noise_floor=noise, assumptions=assumptions, versions=versions(), commit=commit(), hardware=hardware(),
-        made=datetime.now(UTC).isoformat(timespec="seconds"), **found,
+        made=datetime.now(UTC).isoformat(timespec="seconds"), screening=screening, **found,
     )  # fmt: skip
     record.save(output)
     return record

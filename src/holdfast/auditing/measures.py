@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from holdfast.auditing.asking import FOLDER, Asked, Asking, reply_hashes
-from holdfast.auditing.behaviour import judge_record
 from holdfast.auditing.certificate_spec import Prompts
 from holdfast.auditing.measure import Measurer, Progress, measure_pair, noise_floor
 from holdfast.auditing.pair import NAMES, Name, Pair
@@ -28,6 +27,7 @@ from holdfast.certification.behaviour import (
     too_many_flips,
     too_many_unclear,
 )
+from holdfast.certification.blocks import Measured
 from holdfast.certification.terms import Rows, Terms, require_enough_rows
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.feasibility import require_tau_above_noise
@@ -54,7 +54,7 @@ class Measure(ABC):
     noise = 0.0  # the numerical noise floor, in the unit of tau
     settles = True
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Measured:
         """What the claim records of how replies were made and judged."""
         return {}
 
@@ -155,8 +155,10 @@ class ByJudge(ByDegradation):
     # of the prompts from a position on, at every strength
     _asked: dict[int, Asked] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def settings(self) -> dict[str, Any]:
-        return {"judge": judge_record(self.judge, self.asking.max_new_tokens)}
+    def settings(self) -> Measured:
+        name, revision = self.judge.name, self.judge.revision
+        assert revision, "certificate_judge refuses a judge without a revision"
+        return {"judge": {"name": name, "revision": revision, "max_new_tokens": self.asking.max_new_tokens}}
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
         """Refuse prompts that leave no room for a reply, and an adapter without a strength to scale."""
@@ -194,7 +196,7 @@ class ByBehaviour(Measure):
     _before: Sequence[str] = ()
     _again: Sequence[str] = ()
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Measured:
         return {
             "replies": {
                 "rules": RULES_NAME, "rules_revision": RULES_REVISION, "decoding": "greedy",

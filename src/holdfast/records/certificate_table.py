@@ -111,10 +111,10 @@ def require_figures(record: CertificateRecord, table: Table) -> None:
         raise
     except (HoldfastError, ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"the certificate's figures cannot be computed: {error}", remedy=_ISSUE) from error
-    if found["strength"] is not None:
-        original = record.strength or {}
-        found["strength"] |= {key: original.get(key) for key in ("original", "original_sha256")}
-        found["strength"]["adapter"] = None if found["strength"]["chosen"] is None else record.places["after"]
+    if (strength := found["strength"]) is not None:
+        if (of := record.strength) is not None:
+            strength.update({"original": of["original"], "original_sha256": of["original_sha256"]})
+        strength["adapter"] = None if strength["chosen"] is None else record.places["after"]
     if found["behaviour"] is not None and record.behaviour is not None:
         found["behaviour"] = record.behaviour | found["behaviour"]
     found["statement"] = named_statement(
@@ -127,7 +127,7 @@ def require_figures(record: CertificateRecord, table: Table) -> None:
         if stated != (rules, how.get("max_new_tokens"), how.get("longest")):
             raise CheckpointError("the certificate's rules or lengths are not those of its claim", remedy=_ISSUE)
     values = record.to_json()
-    wrong = sorted(name for name in found if found[name] != values[name])
+    wrong = sorted(name for name, figure in found.items() if figure != values[name])
     if wrong:
         raise CheckpointError(f"the certificate's {', '.join(wrong)} do not follow from its table", remedy=_ISSUE)
     if record.bound["reference_sha256"] != record.bound["before_sha256"]:

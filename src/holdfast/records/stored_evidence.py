@@ -111,8 +111,11 @@ class ModelPlace:
 
 
 def places_of(record: CertificateRecord) -> dict[str, ModelPlace]:
-    settings = record.settings
-    return {side: ModelPlace(record.places[side], settings.get(f"{side}_revision")) for side in ("before", "after")}
+    places, settings = record.places, record.settings
+    return {
+        "before": ModelPlace(places["before"], settings["before_revision"]),
+        "after": ModelPlace(places["after"], settings["after_revision"]),
+    }
 
 
 def bound(record: CertificateRecord, folder: Path, places: Mapping[str, ModelPlace]) -> Bound:
@@ -121,7 +124,7 @@ def bound(record: CertificateRecord, folder: Path, places: Mapping[str, ModelPla
     `places` are `before` and `after` in front of us. Of a strength search, `after` is the adapter that was scaled
     (`original_sha256`), and the scaled one lies in the certificate's `folder`.
     """
-    before, after = (record.bound[f"{side}_sha256"] for side in ("before", "after"))
+    before, after = record.bound["before_sha256"], record.bound["after_sha256"]
     if before == after:
         return Bound(Binding.ITSELF, "The certificate compares a model with itself.")
     strength = record.strength
