@@ -21,6 +21,7 @@ from holdfast.models.content import ModelContent, content_of
 from holdfast.models.fingerprint import adapter_fingerprint, model_fingerprint
 from holdfast.models.handle import load_tokenizer
 from holdfast.models.source import resolve
+from holdfast.records.audit_figures import AuditedModel
 from holdfast.scoring.head import causal_lm
 
 Mode = Literal["one model", "adapter", "two adapters", "two models"]
@@ -47,7 +48,7 @@ class ModelRef:
     endpoint: Endpoint | None = None
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> AuditedModel:
         """What an audit says of it; of an endpoint no sha256, since nobody saw its weights."""
         if self.endpoint is None:
             return {"ref": self.ref, "sha256": self.sha256}

@@ -30,7 +30,7 @@ from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.core.units import UNITS
 from holdfast.data.stream import ExampleStream
 from holdfast.records.audit import Audit
-from holdfast.records.audit_figures import violated
+from holdfast.records.audit_figures import AuditedData, AuditedModel, violated
 from holdfast.records.audit_folder import table_figures, write_audit_folder
 from holdfast.scoring.completion import CompletionLosses
 
@@ -126,7 +126,7 @@ def _write(
             logger.warning("%d examples have no finite degradation; they count as violations unless it is -inf", lost)
         found = {"first_k": constraint.first_k, "commit": commit(), "hardware": hardware()}
         judged = {"behaviour": None if behaviour is None else behaviour.to_json()}
-        return table_figures(table, **limit) | limit | found | judged | dict(facts)
+        return {**table_figures(table, **limit), **limit, **found, **judged, **facts}
 
     write_audit_folder(folder, summary, rows(), judged=behaviour is not None)
     return Audit.load(folder)
@@ -206,8 +206,8 @@ class MeasuredRole:
 
 
 def write_run_audit(
-    folder: Path, roles: Mapping[str, MeasuredRole], constraint: ChanceConstraint, *, before: Mapping[str, Any],
-    after: Mapping[str, Any], data: Mapping[str, Any], tokenizer_sha256: str, template_sha256: str, dtype: str,
+    folder: Path, roles: Mapping[str, MeasuredRole], constraint: ChanceConstraint, *, before: AuditedModel,
+    after: AuditedModel, data: AuditedData, tokenizer_sha256: str, template_sha256: str, dtype: str,
     device: str, noise_floor: float | None, duplicates_dropped: int, seconds: float,
 ) -> Audit:  # fmt: skip
     """Write audit.parquet and then audit.json, with mode `training`; an audit of an earlier end is replaced.

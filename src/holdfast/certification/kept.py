@@ -15,7 +15,7 @@ A run looks at these prompts repeatedly: the bounds are gauges and no certificat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from holdfast.certification.arguments import exact, rate
 from holdfast.core.errors import DataError
@@ -86,6 +86,20 @@ class Limits:
             rate(name, value)
 
 
+class KeptFigure(TypedDict):
+    """A figure in result.json; `share` is null where there is no group, `shown` whether it is within the limit."""
+
+    kept: int
+    of: int
+    share: float | None
+    low: float
+    high: float
+    limit: float
+    passed: bool
+    unsorted: int
+    shown: bool
+
+
 @dataclass(frozen=True)
 class Kept:
     """One figure: `kept` of `of` groups; at most a share `limit` may be lost. An unsorted reply is not kept."""
@@ -138,9 +152,11 @@ class Kept:
     def bounds(self) -> str:
         return f"{percent_down(self.low)} to {percent_up(self.high)}"
 
-    def to_json(self) -> dict[str, Any]:
-        names = ("kept", "of", "share", "low", "high", "limit", "passed", "unsorted")
-        return {name: getattr(self, name) for name in names} | {"shown": self.shown is Shown.WITHIN}
+    def to_json(self) -> KeptFigure:
+        return {
+            "kept": self.kept, "of": self.of, "share": self.share, "low": self.low, "high": self.high,
+            "limit": self.limit, "passed": self.passed, "unsorted": self.unsorted, "shown": self.shown is Shown.WITHIN,
+        }  # fmt: skip
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

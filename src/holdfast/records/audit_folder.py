@@ -51,7 +51,7 @@ from holdfast.core.files import fsync_path, parse_parquet, read_plain_file
 from holdfast.core.hashing import sha256_file
 from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.core.units import UNITS
-from holdfast.records.audit_figures import CONFIDENCE, Array, figures, verdict_counts, violated
+from holdfast.records.audit_figures import CONFIDENCE, Array, AuditFigures, figures, verdict_counts, violated
 
 if TYPE_CHECKING:
     from pyarrow import Schema, Table
@@ -68,12 +68,18 @@ ROLES = frozenset({"audit", "constraint", "monitor"})
 EARLIER_UNITS = tuple(unit for unit in UNITS if unit != "kl_first")  # of tables without that column
 
 
+class TableFigures(AuditFigures):
+    """Every figure of audit.json that follows from the table, but for those of a judge."""
+
+    truncated: int
+
+
 @dataclass(frozen=True)
 class StoredAudit:
     """An audit whose figures follow from its table."""
 
     values: dict[str, Any]
-    table: Any
+    table: Table
 
 
 def write_audit_folder(
@@ -178,7 +184,7 @@ def degradations(table: Table, unit: str, role: str | None = None) -> Array:
     return found if role is None else found[_column(table, "role") == role]
 
 
-def table_figures(table: Table, *, unit: str, tau: float, alpha: float) -> dict[str, Any]:
+def table_figures(table: Table, *, unit: str, tau: float, alpha: float) -> TableFigures:
     """Every figure of audit.json that follows from the table, but for those of a judge."""
     units = [name for name in UNITS if name in table.column_names]
     measured = {
@@ -187,7 +193,7 @@ def table_figures(table: Table, *, unit: str, tau: float, alpha: float) -> dict[
     }
     with np.errstate(all="ignore"):
         found = figures(measured, unit=unit, tau=tau, alpha=alpha)
-    return found | {"truncated": int(_column(table, "truncated").sum())}
+    return {**found, "truncated": int(_column(table, "truncated").sum())}
 
 
 def _require_figures(table: Table, values: Mapping[str, Any], path: Path) -> None:

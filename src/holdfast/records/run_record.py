@@ -15,7 +15,8 @@ from typing import Any
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import read_plain_file
 from holdfast.core.hashing import same_numbers, sha256_file, sha256_json
-from holdfast.core.sealed_json import read_sealed, sealed, write_sealed
+from holdfast.core.sealed_json import read_sealed, write_sealed
+from holdfast.records.result_values import ResultValues
 from holdfast.records.yaml_file import parse_stored_yaml
 
 RESULT_NAME, CONFIG_NAME = "result.json", "config.yaml"
@@ -32,16 +33,15 @@ def settings_sha256(values: Mapping[str, Any]) -> str:
     return sha256_json(same_numbers({key: value for key, value in values.items() if key != "output_dir"}))
 
 
-def write_result(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+def write_result(folder: Path, values: ResultValues) -> ResultValues:
     """Write the result of a run, bound to the `config.yaml` beside it; its presence says that the run is finished.
 
     Returns what was written, checksums included.
     """
     config = folder / CONFIG_NAME
-    bound = {"config_file_sha256": sha256_file(config)} if config.is_file() else {}
-    whole = sealed({**values, **bound})
-    write_sealed(folder / RESULT_NAME, whole)
-    return whole
+    if config.is_file():
+        values = {**values, "config_file_sha256": sha256_file(config)}
+    return {**values, "sha256": write_sealed(folder / RESULT_NAME, values)}
 
 
 def read_result(folder: Path) -> dict[str, Any]:

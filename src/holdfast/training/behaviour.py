@@ -25,6 +25,7 @@ from holdfast.data.templates import Template
 from holdfast.judging.engines import AUTO, open_engine
 from holdfast.judging.prompts import prompt_ids, require_room
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
+from holdfast.records.result_values import BehaviourValues
 from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.checkpoint_store import CheckpointStore, step_of
 from holdfast.training.config import is_behaviour_metric
@@ -64,7 +65,7 @@ class BehaviourMonitor(TrainerCallback):
             [[[e.id for e in examples], limit] for examples, _, limit in sets.values()] + [template, NEW_TOKENS]
         )
         self.known: dict[int, dict[str, Kept]] = {}  # the figures of each step that was measured
-        self.rolled_back: dict[str, int | None] = {}  # where a rollback led, if one was called for
+        self.rolled_back: BehaviourValues = {}  # where a rollback led, if one was called for
         self._held: int | None = None  # the step whose weights were loaded, where it is not the last
 
     def _require_askable(self) -> None:
@@ -225,7 +226,7 @@ class BehaviourMonitor(TrainerCallback):
         self._held = chosen
         logger.warning("rolled back to step %d, the last whose behaviour was not over its limits", chosen)
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> BehaviourValues:
         """What result.json says: the figures of the model as it is, and where a rollback led if one was called for."""
         figures = {name: one.to_json() for name, one in self.measure().items()}
         return {"behaviour": figures, **self.rolled_back}

@@ -20,6 +20,7 @@ from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 from holdfast.certification.kept import Limits
 from holdfast.core.adapter_card import kept_results, model_index
 from holdfast.data.templates import Template
+from holdfast.records.result_values import BehaviourValues
 from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.behaviour import BehaviourMonitor, Every, metrics
 from holdfast.training.config import is_behaviour_metric
@@ -143,7 +144,7 @@ class MonitoredTrainer(Trainer):
         self.behaviour_monitor = monitor
         return monitor
 
-    def behaviour_result(self) -> dict[str, Any]:
+    def behaviour_result(self) -> BehaviourValues:
         """What result.json says about behaviour: nothing where it was not watched."""
         return {} if self.behaviour_monitor is None else self.behaviour_monitor.result()
 

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from holdfast.models.content import ModelContent, content_of
 from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.runs.pipeline import RunResult, ask_theta_0, read_data
 from holdfast.runs.stages.prepare import row_counts
-from holdfast.runs.stages.result import measured_result
+from holdfast.runs.stages.result import Known, measured_result
 from holdfast.runs.stages.run_folder import RunFolder, whole_folder
 from holdfast.training.auto import without_conflicts
 from holdfast.training.fitting import release
@@ -52,7 +52,7 @@ class HeldRun:
     trainer: Any
     plan: ResolvedRun
     before: ModelContent
-    known: dict[str, Any]
+    known: Known
     started: float
 
     @classmethod
@@ -84,9 +84,8 @@ class HeldRun:
         folder, adapter = RunFolder(self.plan.folder), self.plan.config.lora is not None
         with whole_folder(folder.adapter if adapter else folder.model) as staged:
             _take(Path(self.cfg.output_dir), staged, ADAPTER_FILES if adapter else MODEL_FILES)
-        known = self.known | {
-            "steps": int(self.trainer.state.global_step), "seconds": round(time.monotonic() - self.started, 3)
-        }  # fmt: skip
+        seconds = round(time.monotonic() - self.started, 3)
+        known = replace(self.known, steps=int(self.trainer.state.global_step), seconds=seconds)
         result = RunResult(folder.path, measured_result(self.plan, self.trainer, self.before, known))
         closed = any(one.split.certify for one in self.trainer.safety.values())
         self.trainer = None
@@ -98,7 +97,7 @@ class HeldRun:
         _require_held(result, certified)
 
 
-def _hold(cfg: DictDefault, trainer: SafeSFTTrainer, plan: ResolvedRun) -> tuple[ModelContent, dict[str, Any]]:
+def _hold(cfg: DictDefault, trainer: SafeSFTTrainer, plan: ResolvedRun) -> tuple[ModelContent, Known]:
     config = plan.config
     data = read_data(config)
     before = content_of(config.model, revision=config.revision)
@@ -109,8 +108,8 @@ def _hold(cfg: DictDefault, trainer: SafeSFTTrainer, plan: ResolvedRun) -> tuple
     trainer.hold(data.safety, plan.constraints, plan.defense)
     if screening is not None and screening.monitor.any:
         trainer.watch_behaviour(screening.monitor, plan.behaviour_limits, every=config.monitor.every)
-    known: dict[str, Any] = {"trust_remote_code": False, "data": row_counts(data)}
-    return before, known | ({} if screening is None else {"screening": screening.figures()})
+    figures = None if screening is None else screening.figures()
+    return before, Known(0, 0.0, trust_remote_code=False, data=row_counts(data), screening=figures)
 
 
 def _count_steps(cfg: DictDefault, trainer: SafeSFTTrainer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.auditing.results import MeasuredRole, write_run_audit
@@ -17,6 +18,7 @@ from holdfast.core.ranks import rank
 from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded, template_sha256, tokenizer_sha256
 from holdfast.models.content import ModelContent, content_of
+from holdfast.records.result_values import ResultValues, SetFigures
 from holdfast.records.run_record import write_result
 from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.runs.stages.run_folder import RunFolder, disk_errors
@@ -32,20 +34,39 @@ logger = logging.getLogger(__name__)
 _Measured = dict[str, dict[str, MeasuredRole]]  # by safety set and role
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of a run before its trained model is measured: `data` counts rows, `screening` what it found."""
+
+    steps: int
+    seconds: float
+    trust_remote_code: bool
+    data: dict[str, Any]
+    screening: dict[str, Any] | None
+
+
 def measured_result(
-    plan: ResolvedRun, trainer: SafeSFTTrainer, before: ModelContent | None, known: dict[str, Any]
-) -> dict[str, Any]:
+    plan: ResolvedRun, trainer: SafeSFTTrainer, before: ModelContent | None, known: Known
+) -> ResultValues:
     """Measure the trained model; the first process, which has theta_0's content, writes the audits and result.json."""
     folder, started = RunFolder(plan.folder), time.monotonic()
     measured = measure(trainer)
-    result = {
-        "safety": summary(trainer, measured), **known, **trainer.behaviour_result(),
+    result: ResultValues = {
+        "safety": summary(trainer, measured), "steps": known.steps, "seconds": known.seconds,
+        "trust_remote_code": known.trust_remote_code, "data": known.data,
         "defense": {"name": trainer.defense.name, "constrains": trainer.defense.constrains},
         "step": trainer.run.engine_name, "step_declined": trainer.run.step_declined,
         "memory": trainer.run.fitting.figures(),
         "spikes": {"discarded": trainer.recorder.spikes.total, "last_steps": trainer.recorder.spikes.steps},
         "config_sha256": plan.sha256, "versions": versions(), "commit": commit(), "hardware": hardware(),
     }  # fmt: skip
+    if known.screening is not None:
+        result["screening"] = known.screening
+    watched = trainer.behaviour_result()
+    if "behaviour" in watched:
+        result["behaviour"] = watched["behaviour"]
+    if "rolled_back_to" in watched:
+        result["rolled_back_to"] = watched["rolled_back_to"]
     if before is None:
         return result
     result["barrier"] = barrier_figures(event_log.read(folder.events))
@@ -55,7 +76,7 @@ def measured_result(
             logger.warning(
                 "%s stands on another adapter: its README.md says how to load it outside holdfast", folder.adapter
             )
-        how = {"seconds": time.monotonic() - started, "trust_remote_code": known["trust_remote_code"]}
+        how = {"seconds": time.monotonic() - started, "trust_remote_code": known.trust_remote_code}
         result["audit_sha256"] = _audits(plan, trainer, measured, before, **how)
         return write_result(folder.path, result)
 
@@ -87,9 +108,9 @@ def measure(trainer: SafeSFTTrainer) -> _Measured:
     return measured
 
 
-def summary(trainer: SafeSFTTrainer, measured: _Measured) -> dict[str, dict[str, Any]]:
+def summary(trainer: SafeSFTTrainer, measured: _Measured) -> dict[str, SetFigures]:
     """Violation rates, g and CVaR per safety set; `feasible` where the rates of both splits are within alpha."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, SetFigures] = {}
     for name, held in trainer.safety.items():
         limit = held.constraint
         rates: dict[str, dict[str, float] | None] = dict.fromkeys(("constraint", "monitor"))
@@ -98,7 +119,8 @@ def summary(trainer: SafeSFTTrainer, measured: _Measured) -> dict[str, dict[str,
             degradations = moved if one.kl is None else in_unit(one.kl, limit)
             rates[role] = summarise(degradations, held)
         found[name] = {
-            "tau": limit.tau, "unit": limit.unit, "alpha": limit.alpha, "noise_floor": held.noise_floor, **rates,
+            "tau": limit.tau, "unit": limit.unit, "alpha": limit.alpha, "noise_floor": held.noise_floor,
+            "constraint": rates["constraint"], "monitor": rates["monitor"],
             "feasible": all(rate["violation_rate"] <= limit.alpha for rate in rates.values() if rate),
         }  # fmt: skip
     return found

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from safetensors import SafetensorError
@@ -18,6 +18,7 @@ from holdfast.core.library_types import Tokenizer
 from holdfast.core.ranks import barrier, rank
 from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.data.examples import Example
+from holdfast.records.result_values import ResultValues
 from holdfast.records.stored_evidence import believed_result
 from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.runs.config.load import todays_spelling
@@ -129,9 +130,9 @@ class RunFolder:
     def write_config(self, values: Mapping[str, Any]) -> None:
         write_text(self.config, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110))
 
-    def finished(self) -> dict[str, Any] | None:
+    def finished(self) -> ResultValues | None:
         """The stored result of a finished run; None when it is not finished."""
-        return believed_result(self.path)
+        return cast("ResultValues | None", believed_result(self.path))  # its sha256 and figures were checked
 
     def has_checkpoints(self) -> bool:
         """Whether a checkpoint was ever committed here, be it set aside as damaged or about to be replaced.
