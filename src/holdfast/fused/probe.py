@@ -18,6 +18,7 @@ from holdfast.core.library_types import ModelConfig
 from holdfast.data.encode import Encoded, collate
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.packed_rows import encoded_rows, lay_out
+from holdfast.models.library_errors import out_of_memory
 from holdfast.scoring.completion import deterministic, hidden_states
 from holdfast.scoring.head import causal_lm
 
@@ -45,9 +46,9 @@ def packing_problem(passes: EagerPasses, rows: Sequence[Encoded], pad_token_id: 
             return probe.problem()
     except UnsupportedError as error:
         return str(error.what)
-    except torch.OutOfMemoryError:
-        return "there is not enough memory to try packed rows"
     except (TypeError, RuntimeError, ValueError, AttributeError, IndexError, KeyError, AssertionError) as error:
+        if out_of_memory(error):
+            return "there is not enough memory to try packed rows"
         return f"packed rows fail: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from holdfast.fused.body import Body, EagerPasses, GradientOf
 from holdfast.fused.packed_rows import SEGMENTS, Groups, Layout, Sizes, lay_out, sizes
+from holdfast.models.library_errors import out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -131,10 +132,9 @@ class RecordedPasses(EagerPasses):
             with recoverable(self._pool), unchanged, self.body.running():
                 recording = self._record(layout, kind)
             problem = self._check(recording)
-        except torch.OutOfMemoryError:
-            problem = "not enough memory for a recording"
         except RuntimeError as error:
-            problem = str(error).strip().splitlines()[0]
+            lacking = "not enough memory for a recording"
+            problem = lacking if out_of_memory(error) else str(error).strip().splitlines()[0]
         if problem is None:
             self._rehearsed.add(kind)
             return recording
