@@ -143,7 +143,7 @@ def audit(
 
 
 def _note_look(
-    ledger: Ledger, pair: Pair, texts: Mapping[str, str], limit: ChanceConstraint, settings: Mapping[str, Any],
+    ledger: Ledger, pair: Pair, texts: Mapping[str, str], limit: ChanceConstraint, settings: Mapping[str, object],
     options: AuditOptions,
 ) -> None:  # fmt: skip
     """Enter the look into the ledger of these prompts: another claim on them can no longer certify undeclared.
@@ -217,7 +217,7 @@ def _require_replies(pair: Pair, sharing: Sharing) -> None:
         raise UnsupportedError(what, remedy="leave the judge out, or audit in one process")
 
 
-def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptions, kl: bool) -> dict[str, Any]:
+def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptions, kl: bool) -> dict[str, object]:
     """Everything that the figures depend on.
 
     A judge without a revision, such as a plain function, may have changed since: it never matches an earlier audit.

@@ -150,7 +150,7 @@ class EndpointLaunch:
         """Nothing is launched ahead of its time: a server is asked in `finish`."""
         return 0
 
-    def finish(self, count: Callable[[int], None] | None = None, gap: Any = None) -> Self:
+    def finish(self, count: Callable[[int], None] | None = None, gap: object = None) -> Self:
         exchange = self.endpoint.engine.exchange(self.endpoint.url)
 
         def ask(i: int, stop: threading.Event) -> int:

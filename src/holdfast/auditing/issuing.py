@@ -1,5 +1,7 @@
 """Issuing a certificate: the verdict from the table, the hashes of what it rests on, and the assumptions in words."""
 
+from __future__ import annotations
+
 import re
 import shutil
 import tempfile
@@ -7,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file, save_file
 
@@ -28,6 +30,9 @@ from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DECISIV
 from holdfast.records.certificate import TABLE_NAME, CertificateRecord
 from holdfast.records.certificate_table import Table, write_table
 from holdfast.screening.certify_share import CertifyShare
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SECOND = re.compile(r"\.lora_(embedding_)?B(\.|$)")
 _ADAPTER = re.compile(r"\.after(?=\.|$)")  # the name that a pair gives the adapter of its second model
@@ -139,7 +144,7 @@ def write_strength(pair: Pair, strength: float, folder: Path) -> None:
             raise ConfigError(f"{folder} exists and holds something else", remedy="name another folder with --output")
 
 
-def _save(source: Path, tensors: dict[str, Any], folder: Path) -> None:
+def _save(source: Path, tensors: dict[str, Tensor], folder: Path) -> None:
     """The tensors, with every other file of the adapter that counts."""
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     decisive = {path for pattern in DECISIVE for path in source.glob(pattern) if path.is_file()}

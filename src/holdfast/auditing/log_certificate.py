@@ -20,7 +20,7 @@ from holdfast.core.hashing import sha256_json, sha256_text
 from holdfast.data.examples import normalise
 from holdfast.data.near_duplicates import clusters
 from holdfast.judging.logs.evaluation_log import EvaluationLog
-from holdfast.judging.logs.paired import PairedOutcomes, paired_outcomes
+from holdfast.judging.logs.paired import Epochs, PairedOutcomes, paired_outcomes
 from holdfast.records.certificate import FILE_NAME, CertificateRecord
 from holdfast.records.certificate_table import outcome_lines
 
@@ -29,8 +29,8 @@ _RECORDED = ("score", "threshold", "epochs", "before", "after", "warnings")  # h
 
 def certify_logs(
     before: Path, after: Path, *, output: Path, score: str | None = None, threshold: float | None = None,
-    epochs: Any = None, kind: str = "fixed", alpha: float = 0.05, confidence: float = 0.95, drawn: str = "groups",
-    max_weight: int | None = None, openings: int | None = None, ledger: Path | None = None,
+    epochs: Epochs | None = None, kind: str = "fixed", alpha: float = 0.05, confidence: float = 0.95,
+    drawn: str = "groups", max_weight: int | None = None, openings: int | None = None, ledger: Path | None = None,
 ) -> CertificateRecord:  # fmt: skip
     """Certify that at most a share alpha of what passed in the log before does not pass in the log after.
 

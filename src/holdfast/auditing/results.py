@@ -48,7 +48,7 @@ _LOSSES = ("tokens", "first_tokens", "nll_before", "nll_after", "first_before", 
 class PartialResults:
     """Measured windows of one audit, by pass (`both`, `before`, `after`) and number, and its noise floor."""
 
-    def __init__(self, output: Path, binding: Mapping[str, Any]) -> None:
+    def __init__(self, output: Path, binding: Mapping[str, object]) -> None:
         self.folder, self.sha256 = output / FOLDER, sha256_json(dict(binding))
         self._remedy = f"delete {self.folder} and audit again"
         self._noise, manifest = self.folder / "noise.json", self.folder / "manifest.json"
@@ -65,7 +65,7 @@ class PartialResults:
     def has(self, name: str, window: int) -> bool:
         return self._path(name, window).exists()
 
-    def write(self, name: str, window: int, columns: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    def write(self, name: str, window: int, columns: Mapping[str, object], facts: Mapping[str, object]) -> None:
         """Store a window's columns, and facts about how they were measured."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -107,20 +107,20 @@ class PartialResults:
 
 
 def _write(
-    folder: Path, parts: Iterable[dict[str, Any]], constraint: ChanceConstraint, facts: Mapping[str, Any],
+    folder: Path, parts: Iterable[dict[str, Any]], constraint: ChanceConstraint, facts: Mapping[str, object],
     behaviour: Behaviour | None = None,
 ) -> Audit:  # fmt: skip
     """The table part by part, each of one role, then the summary: figures, and `facts` that are not in the table."""
     limit: dict[str, Any] = {name: getattr(constraint, name) for name in ("unit", "tau", "alpha")}
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows() -> Iterator[dict[str, object]]:
         stop = 0
         for part in parts:
             start, stop = stop, stop + len(part["id"])
             judged = {} if behaviour is None else behaviour.columns(start, stop)
             yield part | judged | {"violated": violated(part[constraint.unit], constraint.tau)}
 
-    def summary(table: Table) -> dict[str, Any]:
+    def summary(table: Table) -> dict[str, object]:
         lost = int((~np.isfinite(table.column(constraint.unit).to_numpy())).sum())
         if lost:
             logger.warning("%d examples have no finite degradation; they count as violations unless it is -inf", lost)
@@ -134,7 +134,7 @@ def _write(
 
 def write_audit(
     folder: Path, pair: Pair, streams: Mapping[str, ExampleStream], windows: int, parts: PartialResults,
-    constraint: ChanceConstraint, behaviour: Behaviour | None, facts: Mapping[str, Any],
+    constraint: ChanceConstraint, behaviour: Behaviour | None, facts: Mapping[str, object],
 ) -> Audit:  # fmt: skip
     """The files of an audit whose windows are all measured; `facts`: its binding, versions and time."""
     noise = parts.noise()

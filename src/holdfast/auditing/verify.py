@@ -7,6 +7,7 @@ What this cannot show is who issued it: whoever can change all files together ca
 them. The sha256 that was printed at issue, kept elsewhere and given as `expect`, or a signature closes that gap.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def _content(record: CertificateRecord, side: str, ref: str | Path, moved: str |
         raise CheckpointError(what, remedy=f"name the place it was moved to with --{side}") from error
 
 
-def _require_models(record: CertificateRecord, models: dict[str, Any], *, moved: str | Path | None) -> None:
+def _require_models(record: CertificateRecord, models: Mapping[str, str | Path], *, moved: str | Path | None) -> None:
     stated = {"before": record.bound["before_sha256"], "after": record.bound["after_sha256"]}
     for side, ref in models.items():
         _same(f"the model {side} ({ref})", stated[side], _content(record, side, ref, moved))
@@ -213,7 +214,7 @@ def _require_share(
         raise CheckpointError(f"what the table's prompts keep is not what {place} says", remedy=_ISSUE)
 
 
-def _require_tokens(record: CertificateRecord, models: dict[str, Any], *, moved: str | Path | None) -> None:
+def _require_tokens(record: CertificateRecord, models: Mapping[str, str | Path], *, moved: str | Path | None) -> None:
     sides = {"own": ("before", "after"), "after": ("after",)}.get(record.settings["tokenizer"], ("before",))
     tokenizers = [_tokenizer(record, side, models[side], moved) for side in sides]
     bound = record.bound

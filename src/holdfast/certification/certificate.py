@@ -1,7 +1,6 @@
 """A certificate from bare counts: the exact test of them, and the claim in words."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from holdfast.certification import binomial, finite_pool
 from holdfast.certification.arguments import confidence_level, count, tally
@@ -51,7 +50,7 @@ class Certificate:
             said, counts = f"at most {share}", f"{self.regressions} of {self.n} drawn from the list at random did"
         return verdict(self.certified, said, counts, self.upper_bound, confident(self.confidence, self.openings))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Returns the fields by name, with the verdict and the statement."""
         return {**asdict(self), "certified": self.certified, "statement": self.statement}
 

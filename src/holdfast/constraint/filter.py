@@ -289,7 +289,7 @@ class SafetyFilter:
         self.last_event = event
         self._memory.watch_restoration(name, armed.values, armed.limits, armed.at_distance)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything a resumed run needs, with shards gathered (a collective call)."""
         return self._memory.state_dict(self._space())
 

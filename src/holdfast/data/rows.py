@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
@@ -175,7 +174,7 @@ def _category(row: Mapping[str, object], column: str | None) -> str | None:
     raise RowError(f"{CATEGORY} must be a short string, found {found}")
 
 
-def _pick(row: Mapping[str, object], columns: Mapping[str, str]) -> dict[str, Any]:
+def _pick(row: Mapping[str, object], columns: Mapping[str, str]) -> dict[str, object]:
     formats = [{name: columns.get(name, name) for name in names} for names in ((columns,) if columns else FORMATS)]
     for names in formats:
         values = {name: row.get(column) for name, column in names.items()}

@@ -191,7 +191,9 @@ def _require_file(path: Path) -> None:
     raise DataError(f"{path} does not exist", remedy=remedy)
 
 
-def _load_hub(source: str, *, split: str | None, subset: str | None, revision: str | None) -> Iterable[Any]:
+def _load_hub(
+    source: str, *, split: str | None, subset: str | None, revision: str | None
+) -> Iterable[Mapping[str, object]]:
     """Load a hub data set; code in it is never run."""
     import datasets
 

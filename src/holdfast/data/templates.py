@@ -87,7 +87,7 @@ def use_template(tokenizer: Tokenizer, template: Template) -> None:
         _warn_if_replies_begin_elsewhere(tokenizer)
 
 
-def rendered(tokenizer: Tokenizer, conversations: Sequence[Any], **options: Any) -> Any:
+def rendered(tokenizer: Tokenizer, conversations: Sequence[Any], **options: object) -> Any:
     """`tokenizer.apply_chat_template` of one conversation or several, with their tools (`tool_calls`).
 
     Of several with tools the ids, or the texts, are all that is returned.
@@ -99,7 +99,7 @@ def rendered(tokenizer: Tokenizer, conversations: Sequence[Any], **options: Any)
     return {"input_ids": [one["input_ids"] for one in each]} if options.get("return_dict") else each
 
 
-def _rendered(tokenizer: Tokenizer, conversations: Sequence[Any], **options: Any) -> Any:
+def _rendered(tokenizer: Tokenizer, conversations: Sequence[Any], **options: object) -> Any:
     """With whatever a template raises told in one line.
 
     A template is foreign, and what it raises may hold the conversation or control characters: only a text that stands

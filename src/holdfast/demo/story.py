@@ -64,7 +64,7 @@ class Measured:
     replies: dict[str, str] = field(default_factory=dict, repr=False)  # to both kinds of requests, by prompt
     seconds: float = 0.0  # of its training
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "task_accuracy": self.accuracy.as_json(), "refusals": self.refusals.as_json(),
             "over_refusal": self.over_refusal.as_json(), "train_seconds": round(self.seconds, 1),
@@ -128,7 +128,7 @@ class DemoResult:
     def held(self) -> dict[str, int]:
         return {name: len(split.constraint) for name, split in self.screening.sets.items()}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "screening": {**self.found, "held": self.held, "figures": self.screening.figures()},
             "models": {name: measured.as_json() for name, measured in self.models.items()}, "g": self.g,

@@ -45,7 +45,7 @@ class Body:
 
     def __init__(
         self, model: LanguageModel, adapter: GroupedAdapter, mixers: Sequence[nn.Module], *, device: torch.device,
-        precision: Callable[[], AbstractContextManager[Any]],
+        precision: Callable[[], AbstractContextManager[object]],
     ) -> None:  # fmt: skip
         self.model, self.adapter, self.device, self.precision = model, adapter, device, precision
         self._mixers = list(mixers)

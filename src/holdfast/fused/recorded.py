@@ -7,7 +7,7 @@ recordings; the head, which depends on how many tokens are scored, stays outside
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,7 +174,7 @@ class RecordedPasses(EagerPasses):
                 torch._foreach_copy_([g for group in self._gradients for g in group], found)
         return Recording(layout, hidden.detach(), forward, seed, backward)
 
-    def _recorded(self, graph: Any) -> Any:
+    def _recorded(self, graph: torch.cuda.CUDAGraph) -> AbstractContextManager[object]:
         """Record into the memory all recordings share: they never run at the same time."""
         # Another thread's allocation must not spoil the recording.
         return torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
@@ -198,7 +198,7 @@ class RecordedPasses(EagerPasses):
 
 
 @contextmanager
-def recoverable(pool: Any) -> Iterator[None]:
+def recoverable(pool: tuple[int, int]) -> Iterator[None]:
     """A context for recordings into a memory pool; where one fails, stream, allocator and generator are put back.
 
     torch ends a capture that the driver has given up half-way (`torch.cuda.graph.__exit__` raises): its stream stays

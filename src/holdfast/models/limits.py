@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def require_loadable(adapter: Path, base: LanguageModel) -> None:
     _require_patterns(adapter, config, base)
 
 
-def _require_ranks(adapter: Path, config: dict[str, Any]) -> None:
+def _require_ranks(adapter: Path, config: Mapping[str, Any]) -> None:
     """A rank is a dimension of a tensor: r x d_in and d_out x r."""
     shapes = tensor_shapes(adapter / ADAPTER_WEIGHTS)
     largest = max((size for shape in shapes.values() for size in shape), default=0)
@@ -92,7 +93,7 @@ def _require_ranks(adapter: Path, config: dict[str, Any]) -> None:
             raise CheckpointError(what, remedy=f"restore {ADAPTER_CONFIG} as the run saved it")
 
 
-def _require_patterns(adapter: Path, config: dict[str, Any], base: LanguageModel) -> None:
+def _require_patterns(adapter: Path, config: Mapping[str, Any], base: LanguageModel) -> None:
     asked = []
     for key, form in _FORMS.items():
         value = config.get(key)

@@ -69,7 +69,7 @@ def lora_layers(model: LanguageModel, *, defense: str) -> list[LoraLayer]:
     return sorted(layers, key=lambda layer: layer.name)
 
 
-def _forms(module: nn.Module, adapter: str) -> dict[str, Any]:
+def _forms(module: nn.Module, adapter: str) -> dict[str, object]:
     return {
         "is an embedding": adapter in getattr(module, "lora_embedding_A", {}),
         "has a variant of LoRA": adapter in getattr(module, "lora_variant", {}),

@@ -157,7 +157,7 @@ def _refusal(path: Path, key: str, why: str) -> CheckpointError:
     return CheckpointError(f"{path}: the key {key} is refused: {why}", remedy=remedy)
 
 
-def _pairs(value: object) -> Iterator[tuple[str, Any]]:
+def _pairs(value: object) -> Iterator[tuple[str, object]]:
     """Every key with its value, at any depth: a composite model hands its text part's settings to the loader."""
     todo = [value]
     while todo:

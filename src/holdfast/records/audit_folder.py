@@ -83,8 +83,8 @@ class StoredAudit:
 
 
 def write_audit_folder(
-    folder: Path, values: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]], parts: Iterable[Mapping[str, Any]],
-    *, judged: bool = False,
+    folder: Path, values: Mapping[str, object] | Callable[[Table], Mapping[str, object]],
+    parts: Iterable[Mapping[str, Any]], *, judged: bool = False,
 ) -> None:  # fmt: skip
     """The table, then the summary with the table's sha256 and its own: a folder with a summary is a finished audit.
 

@@ -131,7 +131,7 @@ class CertificateRecord:
     def sha256(self) -> str:
         return str(self.to_json()["sha256"])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return sealed({"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)})
 
     def to_bytes(self) -> bytes:

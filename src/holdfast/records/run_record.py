@@ -28,7 +28,7 @@ RESERVED = frozenset({"adapter", "checkpoints", "model", "constraint", "monitor"
 _RESTORE = "restore the file from a backup, or train again into another output_dir"
 
 
-def settings_sha256(values: Mapping[str, Any]) -> str:
+def settings_sha256(values: Mapping[str, object]) -> str:
     """Hash of resolved settings without `output_dir`, so that a run folder may be moved."""
     return sha256_json(same_numbers({key: value for key, value in values.items() if key != "output_dir"}))
 

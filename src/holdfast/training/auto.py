@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from holdfast.training.config import SafetyArguments
+    from holdfast.training.trainer import SafeTrainer
 
 AUTO = "auto"
 QUIET = 10.0  # seconds between two lines
@@ -126,7 +127,9 @@ def without_conflicts(dataset: Dataset, screening: Screening) -> Dataset:
     return dataset.select([i for i in range(len(dataset)) if i not in dropped]) if dropped else dataset
 
 
-def constraints_of(screening: Screening | None, given: Any, defense: Defense) -> Any:
+def constraints_of(
+    screening: Screening | None, given: ChanceConstraint | Mapping[str, ChanceConstraint] | None, defense: Defense
+) -> ChanceConstraint | Mapping[str, ChanceConstraint]:
     """The constraints: as given; in the defense's unit; of sets that were asked for with the limits of the table."""
     if given is not None:
         return given
@@ -142,7 +145,7 @@ def where_needed(dataset: object, defense: Defense, stage: str) -> object:
     return None if _is_auto(dataset) and "safety" not in defense.needed(stage) else dataset
 
 
-def watch_screened(trainer: Any) -> None:
+def watch_screened(trainer: SafeTrainer) -> None:
     """Have the trainer watch the prompts of its screening, where it has any."""
     screening: Screening | None = trainer.screening
     if screening is not None and screening.monitor.any:

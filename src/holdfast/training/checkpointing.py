@@ -44,7 +44,7 @@ class CheckpointMixin(ZeroTrainer):
     def store(self) -> CheckpointStore:
         return CheckpointStore(Path(self.args.output_dir))
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Everything a resumed run must share with the one that wrote the checkpoint."""
         if not hasattr(self, "_task_sha256"):
             self._task_sha256 = dataset_sha256(self.train_dataset)

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
 
@@ -59,7 +59,7 @@ LATER = {"spikes": (None,), "loss_weights": (None, "tokens")}
 ALIASES = frozenset({"activation_checkpointing", "activation_checkpointing_kwargs"})
 
 
-def argument_fingerprint(args: TrainingArguments) -> dict[str, Any]:
+def argument_fingerprint(args: TrainingArguments) -> dict[str, object]:
     """Every training argument that shapes the trajectory."""
     names = [f.name for f in fields(args) if f.name not in HARMLESS | ALIASES and not f.name.startswith("_")]
     return {name: plain(value) for name in names if (value := getattr(args, name)) not in LATER.get(name, ())}
@@ -98,7 +98,7 @@ def dataset_sha256(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-def theta_0_provenance(trainer: SafeTrainer) -> dict[str, Any]:
+def theta_0_provenance(trainer: SafeTrainer) -> dict[str, object]:
     """What theta_0 is: weights, tokenizer and how they compute."""
     tokenizer, model = trainer.processing_class, trainer.model
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model

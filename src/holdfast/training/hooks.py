@@ -220,14 +220,14 @@ class Defense:
         """What this step adds to its line of `events.jsonl`; also logged as `safety/<key>` where numeric."""
         return self._row
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What a resumed run needs (a collective call)."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Name and settings, for the fingerprint and the record."""
         return {"name": self.name, **(asdict(self.config) if is_dataclass(self.config) else {})}  # type: ignore[arg-type]
 
@@ -235,7 +235,7 @@ class Defense:
 DEFENSES: Registry[type[Defense]] = Registry("defense", package="holdfast.defenses")
 
 
-def with_paper_constants(cls: type[Defense], options: Mapping[str, Any]) -> dict[str, Any]:
+def with_paper_constants(cls: type[Defense], options: Mapping[str, object]) -> dict[str, Any]:
     """The options with the paper's constants below them where they say `preset: paper`."""
     options = dict(options)
     preset = options.pop("preset", None)

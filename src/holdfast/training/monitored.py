@@ -78,7 +78,7 @@ class MonitoredTrainer(Trainer):
         return f"{self.method} with {self.defense.name}" if self.defense.reference else self.method
 
     @property
-    def _paper(self) -> dict[str, Any]:
+    def _paper(self) -> dict[str, str]:
         """TRL's for plain training; else without its id, or the card would say that DPO's paper has the defense."""
         own: dict[str, Any] = getattr(super(), "_paper", {})
         cited = citation_of(self.defense)
@@ -148,7 +148,7 @@ class MonitoredTrainer(Trainer):
         """What result.json says about behaviour: nothing where it was not watched."""
         return {} if self.behaviour_monitor is None else self.behaviour_monitor.result()
 
-    def log(self, logs: dict[str, Any], *args: object, **kwargs: object) -> None:
+    def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         """As the Trainer's; what `trainer_state.json` keeps has null for a non-finite number, as JSON demands."""
         super().log(logs, *args, **kwargs)
         kept = self.state.log_history[-1]
@@ -162,7 +162,7 @@ class MonitoredTrainer(Trainer):
         return output
 
     def evaluate(
-        self, eval_dataset: Any = None, *args: object, metric_key_prefix: str = "eval", **kwargs: object
+        self, eval_dataset: object = None, *args: object, metric_key_prefix: str = "eval", **kwargs: object
     ) -> dict[str, float]:
         """As the Trainer's, leaving the random state alone; without a task evaluation set, the monitor split alone."""
         if eval_dataset is not None or not self._safety_only_evaluation:

@@ -49,7 +49,7 @@ class RowMeans:
     def __init__(self, model: nn.Module, items: Items) -> None:
         self._model, self._items = model, items
 
-    def __call__(self, **inputs: Any) -> Any:
+    def __call__(self, **inputs: object) -> Any:
         output = self._model(**inputs)
         counts = output.label_mask.sum(1, keepdim=True)
         weights = 1.0 / counts.clamp(min=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -97,7 +97,7 @@ class SideData:
         if unaligned is not None and "unaligned" in needed:
             self._unaligned_sha256 = from_first(lambda: unaligned_sha256(unaligned))
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, str]:
         """What a resumed run must share: the side data. Empty for defenses without any."""
         harmful = sha256_json([[list(e.input_ids), list(e.labels)] for e in self.harmful]) if self.harmful else None
         found = {"harmful": harmful, "unaligned": self._unaligned_sha256}

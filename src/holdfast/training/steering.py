@@ -40,7 +40,7 @@ class MovingConstraint:
         if self.tail is not None:
             self.now = self.now.with_threshold(self.tail.update(index, degradations))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"cvar_t": self.now.cvar_t} | ({} if self.tail is None else {"tail": self.tail.state_dict()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class Steering:
         self.row = {"g": self.value(estimate, 0.0), "violation_rate": None, "cvar": None}
         return self.value(estimate, self.margin)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"estimator": self.estimator.state_dict(), **self.moving.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

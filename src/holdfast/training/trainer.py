@@ -52,7 +52,7 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
         *,
         safety_dataset: object = AUTO,
         constraint: ChanceConstraint | Mapping[str, ChanceConstraint] | None = None,
-        defense: str | Defense | Mapping[str, Any] = "holdfast",
+        defense: str | Defense | Mapping[str, object] = "holdfast",
         harmful_dataset: object = None,
         unaligned: Unaligned | None = None,
         **kwargs: Any,

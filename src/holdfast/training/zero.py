@@ -26,11 +26,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 from transformers import Trainer
 
 from holdfast.constraint.gradients import ParameterSpace, Vector, shard
 from holdfast.core.errors import UnsupportedError
 from holdfast.core.ranks import rank, sum_in_place, world
+from holdfast.training.hooks import Inputs
 
 if TYPE_CHECKING:
     from holdfast.training.run import Run
@@ -208,7 +210,9 @@ class ZeroTrainer(Trainer):
         scheduler: LRScheduler = super().create_scheduler(*args, **kwargs)
         return scheduler
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: DataLoader[Inputs], resume_from_checkpoint: str | None
+    ) -> Any:
         """As the Trainer's, which would look for a checkpoint of DeepSpeed's form."""
         if not self.is_deepspeed_enabled:
             return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)

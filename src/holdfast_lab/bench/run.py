@@ -139,7 +139,7 @@ class Record:
         write_json(self._path, self.to_json())
         self._listener(kind, entry)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         parts = {"rows": self.rows, "drift": self.drift, "reference": self.reference}
         return {"version": VERSION, **parts, **self._about}
 
@@ -210,7 +210,7 @@ class CountedCollator:
         self.inner = inner
         self.tokens: list[int] = []
 
-    def __call__(self, examples: Sequence[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, examples: Sequence[dict[str, Any]], *args: object, **kwargs: object) -> Any:
         self.tokens.append(sum(len(example["input_ids"]) for example in examples))
         return self.inner(examples, *args, **kwargs)
 

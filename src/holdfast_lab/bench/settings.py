@@ -141,7 +141,7 @@ SHAPES: dict[str, dict[str, Any]] = json.loads(
 )
 
 
-def empty_model(shape: str, **changes: Any) -> LanguageModel:
+def empty_model(shape: str, **changes: object) -> LanguageModel:
     """A model of a shape on the meta device, names and sizes without weights; `changes` of its configuration."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -154,7 +154,7 @@ def empty_model(shape: str, **changes: Any) -> LanguageModel:
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-def random_model(shape: str, *, seed: int = 0, **changes: Any) -> LanguageModel:
+def random_model(shape: str, *, seed: int = 0, **changes: object) -> LanguageModel:
     """A causal language model of a shape with random weights, filled on the GPU where there is one.
 
     Weights are drawn as transformers draws them for a new model: normal with deviation 0.02, norms at the identity,

@@ -187,7 +187,7 @@ class Collection:
     partial: bool = False  # whether the source is known to lack rows of the split
     dropped: int = 0  # rows left out because they are in a test split
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         return {**vars(self), "rows": len(self.rows)}
 
 
@@ -254,7 +254,7 @@ def _without_header(path: Path, problems: Problems, *, header: tuple[str, ...]) 
 
 
 def _collect(
-    rows: Iterable[tuple[str, Any]], columns: Mapping[str, Column], problems: Problems, **about: Any
+    rows: Iterable[tuple[str, Mapping[str, object]]], columns: Mapping[str, Column], problems: Problems, **about: Any
 ) -> Collection:
     kept: list[Row] = []
     for where, row in rows:

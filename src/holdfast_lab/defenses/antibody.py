@@ -214,7 +214,7 @@ class Antibody(SideTermDefense):
             found.append(self._refusals.after(prompt, ids[start], run.args.max_length))
         return found
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"lambda": self._lambda, **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

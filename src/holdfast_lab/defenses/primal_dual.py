@@ -206,7 +206,7 @@ class PrimalDual(SideTermDefense):
         rows = {name: dual.row and {**dual.row, "event": dual.event} for name, dual in self._duals.items()}
         return row_of_sets(rows)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         duals = {name: {"mu": dual.mu, **dual.moving.state_dict()} for name, dual in self._duals.items()}
         return {"duals": duals, **super().state_dict()}
 

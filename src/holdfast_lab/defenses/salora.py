@@ -251,7 +251,7 @@ class Salora(Defense):
             layer.B[:, r:] = b_0
             layer.B[:, :r] = outside(self._directions[layer.name], layer.B[:, :r])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The safety directions: the same calibration elsewhere would find them only to rounding."""
         return {"directions": self._directions}
 

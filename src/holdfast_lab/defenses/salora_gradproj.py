@@ -113,7 +113,7 @@ class SaLoRAGradientProjection(Defense):
         # The component along u before the projection.
         self._row = {"along": along, "cosine": along / math.sqrt(square) if square else None}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         found = self._direction
         return {"direction": None if found is None else self._run.space().full(found)}
 

@@ -160,7 +160,7 @@ def _parted(pairs: Sequence[LabelledPair], share: float, seed: int) -> tuple[lis
     return train, validation
 
 
-def _described(pairs: Sequence[LabelledPair]) -> dict[str, Any]:
+def _described(pairs: Sequence[LabelledPair]) -> dict[str, object]:
     rows = sorted(sha256_json([pair.prompt, pair.reply, pair.unsafe]) for pair in pairs)
     return {
         "rows": len(pairs), "unsafe": sum(pair.unsafe for pair in pairs),
@@ -255,7 +255,7 @@ def fit(
     return history
 
 
-def finite_logits(opened: Opened, part: Batches) -> NDArray[Any]:
+def finite_logits(opened: Opened, part: Batches) -> NDArray[np.floating]:
     """z of every row and category."""
     logits = score(opened, part.rows)
     if not np.isfinite(logits).all():

@@ -75,7 +75,7 @@ def _opened(protocol: Protocol, ref: str | Path, revision: str | None = None) ->
     return model, tokenizer
 
 
-def keep_replies(protocol: Protocol, adapter: Path, alignment: Path) -> dict[str, Any]:
+def keep_replies(protocol: Protocol, adapter: Path, alignment: Path) -> dict[str, object]:
     """Ask the aligned model, keep its refusals that came to an end within 128 tokens, and say how many there are."""
     asked, how = _roles(protocol).asked, protocol.evaluation
     decoding = evaluation.Decoding(harm_tokens=TOKENS, engine=how.engine, batch_size=how.batch_size)
@@ -188,7 +188,7 @@ class _Cell:
         """The aligned model's own replies, where they are what is kept."""
         return None if self.aligned is None or self.protocol.keep != "replies" else kept_file(self.aligned)
 
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """With how steps were computed (`two_pass`, `fused` or `fused, recorded`), and why not fused."""
         result, task = believed_result(self.folder / RUN) or {}, self.cell["task"]
         return {

@@ -93,7 +93,7 @@ def _strategy(config: Any, cfg: DictDefault, tokenizer: Tokenizer) -> Any:
     raise UnsupportedError(what, remedy=remedy)
 
 
-def _turns(strategy: Any, row: Mapping[str, Any]) -> Conversation:
+def _turns(strategy: Any, row: Mapping[str, object]) -> Conversation:
     """Role and content of every turn; of an instruction, with its input below it, a question and its reply."""
     if isinstance(strategy, ChatTemplateStrategy):
         return [_turn(turn) for turn in strategy.get_conversation_thread(row)]

@@ -24,6 +24,7 @@ from holdfast.training.config import SafeSFTConfig
 
 if TYPE_CHECKING:
     from axolotl.utils.dict import DictDefault
+    from transformers import TrainingArguments
 
 FOLDER = "holdfast"
 TASK = "task.jsonl"
@@ -41,7 +42,7 @@ def run_folder(cfg: DictDefault) -> Path:
     return Path(cfg.output_dir) / FOLDER
 
 
-def planned(cfg: DictDefault, args: Any) -> ResolvedRun:
+def planned(cfg: DictDefault, args: TrainingArguments) -> ResolvedRun:
     """The run, resolved; `args` are Axolotl's, which receive the fields of the safety pass."""
     config = run_config(cfg, args)
     given = {key: value for key, value in config.train.items() if key in TRAIN}
@@ -53,7 +54,7 @@ def planned(cfg: DictDefault, args: Any) -> ResolvedRun:
     return ResolvedRun(config, constraints(config), defense(config), args, resolved(config), screening_settings(config))
 
 
-def run_config(cfg: DictDefault, args: Any) -> RunConfig:
+def run_config(cfg: DictDefault, args: TrainingArguments) -> RunConfig:
     """The settings of a run file that says the same as the Axolotl file."""
     block = plain(cfg.get("holdfast") or {})  # Axolotl's mappings answer every key with None
     train = dict(block.get("train") or {})

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_file
@@ -72,7 +72,7 @@ class PairedOutcomes:
         """K."""
         return sum(sample.regressed for sample in self.samples)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "score": self.score, "threshold": self.threshold, "epochs": self.epochs, "n": self.n,
             "passed_before": self.passed_before, "passed_after": sum(sample.after for sample in self.samples),

@@ -64,7 +64,7 @@ class AlignSettings:
             what = f"refusal_share is {self.refusal_share}, expected a share between 0 and 1"
             raise ConfigError(what, remedy="use 0.4: refusals alone would teach the model to refuse everything")
 
-    def shaping(self) -> dict[str, Any]:
+    def shaping(self) -> dict[str, object]:
         """The settings on which the aligned model depends."""
         return {name: value for name, value in asdict(self).items() if name != "save_steps"}
 
@@ -115,7 +115,7 @@ class AlignmentFigures:
             change = "with a smaller --refusal-share" + (" or more --steps" if self.over_refused == ["tasks"] else "")
         return f"align the first model again {change}, into a new folder; or start from a model that refuses"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         by_source = {f"over_refusal_{name}": rate.as_json() for name, rate in self.ordinary.items()}
         return {
             "refusals": self.probes.as_json(), "over_refusal": self.over_refusal.as_json(), **by_source,
@@ -269,7 +269,7 @@ def merged(trained: LanguageModel) -> LanguageModel:
     return model.eval()
 
 
-def _written(target: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
+def _written(target: Path, inputs: Mapping[str, object]) -> dict[str, Any] | None:
     """The record of an alignment that is only to be measured; None where there is none, and else it is refused."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None

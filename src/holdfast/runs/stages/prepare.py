@@ -18,6 +18,7 @@ from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.screening.asking import asker_of, told_by
 from holdfast.screening.record import FOLDER, fixed_screening
 from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, content_sha256
+from holdfast.training.hooks import Row
 from holdfast.training.support import require_whole_model
 
 TASK_SIZE = 1000  # N of a named task, as in the paper
@@ -34,14 +35,14 @@ class Prepared:
     """Malformed rows that were left out on request, by block: `task`, `harmful` or `safety NAME`."""
 
 
-def row_counts(data: Prepared) -> dict[str, Any]:
+def row_counts(data: Prepared) -> dict[str, object]:
     """What became of the rows: used, skipped as malformed, and of the safety sets duplicates and contradictions.
 
     `duplicates_dropped` have the prompt and completion of an earlier row; `contradictory_prompts` occur with more than
     one completion, all of which are kept.
     """
 
-    def used(rows: int, name: str) -> dict[str, Any]:
+    def used(rows: int, name: str) -> dict[str, object]:
         found = data.skipped.get(name)
         listed = {} if found is None or not found.total else {"skipped_rows": list(found.listed)}
         return {"rows": rows, "skipped": 0 if found is None else found.total, **listed}
@@ -139,7 +140,7 @@ class _Source:
 
 def hold(
     plan: ResolvedRun, data: Prepared, model: LanguageModel, tokenizer: Tokenizer, *, model_sha256: str,
-    started: bool, listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
+    started: bool, listeners: Sequence[Callable[[Row], None]] = (),
 ) -> Screening:  # fmt: skip
     """The screening of a run that asks: made before its first step, read from the run folder afterwards.
 

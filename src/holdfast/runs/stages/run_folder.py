@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import yaml
 from safetensors import SafetensorError
@@ -95,7 +95,7 @@ class RunFolder:
         """Whether a training step may have been taken here."""
         return self.events.exists() or self.has_checkpoints()
 
-    def require_free(self, identity: Mapping[str, Any], *, resume: bool) -> None:
+    def require_free(self, identity: Mapping[str, object], *, resume: bool) -> None:
         """Refuse a folder that holds something else, a run with other settings, or, without `resume`, this run."""
         if not self.path.exists():
             return
@@ -118,7 +118,7 @@ class RunFolder:
             what = f"{self.path} holds this run, unfinished"
             raise ConfigError(what, remedy="--resume continues it from its last checkpoint")
 
-    def _require_same(self, identity: Mapping[str, Any]) -> None:
+    def _require_same(self, identity: Mapping[str, object]) -> None:
         data = read_plain_file(self.config, remedy="choose another output_dir or restore the file")
         before, now = _flat(todays_spelling(parse_stored_yaml(data, self.config))), _flat(identity)
         keys = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"]
@@ -127,7 +127,7 @@ class RunFolder:
             what = f"{self.path} holds a run with other settings: {listed}{'; ...' if keys[MAX_LISTED:] else ''}"
             raise CheckpointError(what, remedy="choose another output_dir, or restore these settings")
 
-    def write_config(self, values: Mapping[str, Any]) -> None:
+    def write_config(self, values: Mapping[str, object]) -> None:
         write_text(self.config, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110))
 
     def finished(self) -> ResultValues | None:
@@ -148,7 +148,7 @@ class UnfinishedAlignment(RunFolder):
     The same command goes on from there. The output folder is only ever a whole model; once it is, this one is removed.
     """
 
-    def __init__(self, target: Path, inputs: Mapping[str, Any]) -> None:
+    def __init__(self, target: Path, inputs: Mapping[str, object]) -> None:
         place = target.absolute()
         super().__init__(place.with_name(f"{place.name}.unfinished"))
         self._record, self._inputs = self.path / ALIGNMENT, dict(inputs)
@@ -194,7 +194,7 @@ class UnfinishedAlignment(RunFolder):
             raise CheckpointError(what, remedy=remedy)
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def _flat(values: object, prefix: str = "") -> dict[str, object]:
     """The values of nested mappings by their paths, `block.key`."""
     if not isinstance(values, Mapping) or not values:
         return {prefix: values}

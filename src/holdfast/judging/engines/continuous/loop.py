@@ -56,7 +56,9 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
                 mine[rows, :, :width] = theirs.gather(2, source[:, None, :, None].expand_as(theirs))
                 mine[rows, :, width:] = 0  # a NaN that an earlier occupant left would get through the mask
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, ...]:
         """Write one token per row at its position; returns what attention may look at."""
         seen = []
         for mine, new in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
@@ -74,7 +76,7 @@ NAME = "holdfast_grouped"
 
 def grouped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
-    scaling: float | None = None, **kwargs: Any,
+    scaling: float | None = None, **kwargs: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """An attention of transformers for queries of one token: (rows, heads, 1, width) to (rows, 1, heads, width)."""
     if query.shape[2] != 1 or any(kwargs.get(name) is not None for name in ("position_bias", "softcap", "s_aux")):
