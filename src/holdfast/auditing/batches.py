@@ -56,15 +56,15 @@ def batches(lengths: Sequence[int], budget: int, *, even: bool = True) -> list[l
 
 def shuffled_batches(lengths: Sequence[int], budget: int, seed: int) -> list[list[int]]:
     """Another composition: random neighbours, so other padding and other shapes."""
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     widest = 0
     for position in generator(seed, "batch composition").permutation(len(lengths)).tolist():
-        if not found or (len(found[-1]) + 1) * max(widest, lengths[position]) > budget:
-            found.append([])
+        if not batches or (len(batches[-1]) + 1) * max(widest, lengths[position]) > budget:
+            batches.append([])
             widest = 0
         widest = max(widest, lengths[position])
-        found[-1].append(position)
-    return found
+        batches[-1].append(position)
+    return batches
 
 
 def token_budget(model: LanguageModel, device: torch.device) -> int:

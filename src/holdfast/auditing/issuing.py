@@ -61,9 +61,9 @@ def issue(
     sources: Sources, output: Path, notes: Sequence[str] = (),
 ) -> CertificateRecord:  # fmt: skip
     """Write the adapter of a strength search, then the table, and last the certificate."""
-    facts, found = measure.facts(pair), assessed(table, terms, spec.claims)
+    facts, assessment = measure.facts(pair), assessed(table, terms, spec.claims)
     after, after_sha256 = place_of(spec.after), pair.after.sha256
-    if (strength := found["strength"]) is not None:
+    if (strength := assessment["strength"]) is not None:
         strength.update({"adapter": None, "original": after, "original_sha256": after_sha256})
         if (chosen := strength["chosen"]) is not None:
             folder = output / f"adapter-strength-{chosen:g}"
@@ -71,15 +71,15 @@ def issue(
             after = strength["adapter"] = str(folder.resolve())
             after_sha256 = content_of(folder, trust_remote_code=spec.setup.trust_remote_code).sha256
     replies, splits = facts.pop("replies_sha256", None), sources.splits
-    if found["behaviour"] is not None:
+    if assessment["behaviour"] is not None:
         how = spec.measured["replies"]
-        found["behaviour"].update({
+        assessment["behaviour"].update({
             "engine": facts["engine"], "dtype": facts["dtype"],
             "rules": {"name": how["rules"], "revision": how["rules_revision"]},
             "max_new_tokens": how["max_new_tokens"], "longest": how["longest"],
         })  # fmt: skip
     return write_record(
-        spec, terms, entry, sources.ledger, table, found, output,
+        spec, terms, entry, sources.ledger, table, assessment, output,
         models={"before": str(spec.before), "after": str(spec.after)},
         places={
             "before": place_of(spec.before), "after": after,
@@ -98,7 +98,7 @@ def issue(
 
 
 def write_record(
-    spec: CertificateSpec, terms: Terms, entry: Opening, ledger: Path, table: Table, found: Assessed,
+    spec: CertificateSpec, terms: Terms, entry: Opening, ledger: Path, table: Table, assessment: Assessed,
     output: Path, *, models: Sides, places: GivenPlaces, bound: GivenBound, leakage: Leakage,
     assumptions: list[str], noise: float = 0.0, screening: Screened | None = None,
 ) -> CertificateRecord:  # fmt: skip
@@ -107,7 +107,9 @@ def write_record(
         **bound, "split_sha256": entry.split_sha256, "reference_sha256": bound["before_sha256"],
         "table_sha256": write_table(output / TABLE_NAME, table, terms.tau),
     }  # fmt: skip
-    found["statement"] = named_statement(found["statement"], spec.by, models, bound, found["behaviour"], screening)
+    assessment["statement"] = named_statement(
+        assessment["statement"], spec.by, models, bound, assessment["behaviour"], screening
+    )
     record = CertificateRecord(
         by=spec.by, kind=terms.kind, alpha=terms.alpha, tau=terms.tau, unit=spec.unit, first_k=spec.first_k,
         confidence=terms.confidence, pool=terms.pool, models=models,
@@ -116,7 +118,7 @@ def write_record(
         },
         bound=whole, places={**places, "table": TABLE_NAME}, leakage=leakage.to_json(), settings=spec.settings,
         noise_floor=noise, assumptions=assumptions, versions=versions(), commit=commit(), hardware=hardware(),
-        made=datetime.now(UTC).isoformat(timespec="seconds"), screening=screening, **found,
+        made=datetime.now(UTC).isoformat(timespec="seconds"), screening=screening, **assessment,
     )  # fmt: skip
     record.save(output)
     return record
@@ -199,7 +201,7 @@ def drawn_words(terms: Terms) -> str:
 
 def assumptions(spec: CertificateSpec, terms: Terms, sources: Sources, noise: float) -> list[str]:
     """What the statement rests on and no file can prove, in plain words."""
-    found = [
+    sentences = [
         drawn_words(terms),
         "Models, tau, alpha and unit were fixed before these prompts were looked at, and the prompts played no part in "
         "training or in any choice; looks that were not entered in the ledger are not known here.",
@@ -208,17 +210,17 @@ def assumptions(spec: CertificateSpec, terms: Terms, sources: Sources, noise: fl
         "one that was printed when it was issued, or sign it.",
     ]
     if sources.share is not None:
-        found.append(
+        sentences.append(
             "Prompts that ship with holdfast are public: that nobody trained on them, or on their like, elsewhere is "
             "assumed. Their openings are counted for this model before and this task."
         )
     if not sources.leakage.checked:
-        found.append("No training data was given: that no prompt was trained on is assumed, not checked.")
+        sentences.append("No training data was given: that no prompt was trained on is assumed, not checked.")
     if terms.openings > 1:
-        found.append(
+        sentences.append(
             f"{terms.openings} openings were declared; each spends 1/{terms.openings} of the allowed error, and no "
             "model was built from what an earlier opening showed."
         )
     if noise * NOISE_MARGIN > spec.constraint.tau:
-        found.append(f"tau lies within {NOISE_MARGIN:g} times the numerical noise, which was explicitly allowed.")
-    return found
+        sentences.append(f"tau lies within {NOISE_MARGIN:g} times the numerical noise, which was explicitly allowed.")
+    return sentences

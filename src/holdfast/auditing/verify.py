@@ -97,11 +97,11 @@ def _verify_content(
     forget_hashes()
     _require_models(record, models, moved=before)
     if after is None and (in_front := model_of_run(folder)) is not None:
-        found = _content(record, "after", in_front, before)
-        if found != record.trained_sha256:  # a certificate copied into another run's folder says nothing about that run
+        weights = _content(record, "after", in_front, before)
+        if weights != record.trained_sha256:  # a certificate copied into another run's folder says nothing about it
             raise CheckpointError(
                 f"the certificate is of {record.models['after']} (sha256 {record.trained_sha256}), and the model of "
-                f"the run it lies in, {in_front}, has sha256 {found}",
+                f"the run it lies in, {in_front}, has sha256 {weights}",
                 remedy="a certificate speaks of one model: certify this one, or name the certified one with --after",
             )
     examples = _require_data(record, table, prompts or record.places["prompts"])
@@ -168,13 +168,13 @@ def _require_data(record: CertificateRecord, rows: Table, source: str | None) ->
         what = error.what if isinstance(error, HoldfastError) else "its settings are not those of holdfast"
         remedy = "name their place with --prompts"
         raise CheckpointError(f"the prompts cannot be read as they were: {what}", remedy=remedy) from error
-    found = read_prompts(measured, source=source, **shape)
-    _same(f"the data {source}", record.bound["data_sha256"], found.data_sha256)
-    by_id = dict(zip(found.ids, zip(found.cluster, found.categories, strict=True), strict=True))
+    again = read_prompts(measured, source=source, **shape)
+    _same(f"the data {source}", record.bound["data_sha256"], again.data_sha256)
+    by_id = dict(zip(again.ids, zip(again.cluster, again.categories, strict=True), strict=True))
     stated = zip(rows.ids, rows.cluster.tolist(), rows.category, strict=True)
     if any(by_id[name] != (cluster, category) for name, cluster, category in stated):
         raise CheckpointError("the table's clusters or categories are not those of the prompts", remedy=_ISSUE)
-    if shape["sequential"] and found.ids != ids:
+    if shape["sequential"] and again.ids != ids:
         raise CheckpointError("the prompts are in another order than when they were measured", remedy=_ISSUE)
     place, stated_sha256 = record.places["splits"], record.bound["splits_sha256"]
     if place is None:
@@ -252,9 +252,9 @@ def require_entered(record: CertificateRecord, table: Table, ids: list[str], led
     entry = ledger.find(record.openings["claim"], ids)
     stated = (record.openings["declared"], record.openings["this"])
     if entry is None or (entry.declared, entry.number) != stated:
-        found = "none" if entry is None else f"number {entry.number} of {entry.declared}"
+        entered = "none" if entry is None else f"number {entry.number} of {entry.declared}"
         raise CheckpointError(
-            f"{ledger.path}: expected opening number {stated[1]} of {stated[0]} for this claim, found {found}",
+            f"{ledger.path}: expected opening number {stated[1]} of {stated[0]} for this claim, found {entered}",
             remedy="restore the ledger that the certificate was entered in, or certify again into another folder",
         )
     if not ledger.came_to(record.openings["claim"], ids, outcome_lines(table, record.tau)):

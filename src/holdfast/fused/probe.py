@@ -214,14 +214,14 @@ def probe_rows(examples: Sequence[Encoded], config: ModelConfig, longest: int | 
         longest: the longest row the run may have; None where nothing bounds it.
     """
     ordered = sorted(examples, key=lambda e: len(e.input_ids))
-    found = [ordered[i] for i in sorted({round(i * (len(ordered) - 1) / 3) for i in range(4)})]
-    while len(found) < 3:  # of a very small set; rows only differ in their lengths
-        found.append(_stretched(found, max(2, len(found[-1].input_ids) // 2)))
+    rows = [ordered[i] for i in sorted({round(i * (len(ordered) - 1) / 3) for i in range(4)})]
+    while len(rows) < 3:  # of a very small set; rows only differ in their lengths
+        rows.append(_stretched(rows, max(2, len(rows[-1].input_ids) // 2)))
     bound = min(n for n in (longest, getattr(config, "max_position_embeddings", None), 1 << 30) if n)
     beyond = [window + 1 + window // 8 for window in windows(config) if window < bound]
-    if beyond and max(beyond) > len(found[-1].input_ids):
-        found.append(_stretched(found, min(bound, max(beyond))))
-    return found
+    if beyond and max(beyond) > len(rows[-1].input_ids):
+        rows.append(_stretched(rows, min(bound, max(beyond))))
+    return rows
 
 
 def windows(config: ModelConfig) -> list[int]:

@@ -82,9 +82,9 @@ class ReplyStore(dict[str, Reply]):
         lines = whole.split(b"\n")
         self._compare(lines[0])
         for number, line in enumerate(lines[1:], start=2):
-            if (found := _reply(line)) is None:
+            if (reply := _reply(line)) is None:
                 raise CheckpointError(f"replies {self.path}: line {number} is damaged", remedy=_ELSEWHERE)
-            self.setdefault(found.id, found)
+            self.setdefault(reply.id, reply)
         self.path.chmod(MODE)
         if torn:
             logger.info("replies %s: dropped an unfinished last line", self.path)
@@ -92,13 +92,13 @@ class ReplyStore(dict[str, Reply]):
 
     def _compare(self, line: bytes) -> None:
         try:
-            found = json.loads(line)
+            first = json.loads(line)
         except ValueError:
-            found = None
-        if not isinstance(found, dict) or found.get("kind") != KIND:
+            first = None
+        if not isinstance(first, dict) or first.get("kind") != KIND:
             raise CheckpointError(f"{self.path} is not a file of replies", remedy="name another file")
-        for field in sorted({*found, *self._header}):
-            if (then := found.get(field)) != (now := self._header.get(field)):
+        for field in sorted({*first, *self._header}):
+            if (then := first.get(field)) != (now := self._header.get(field)):
                 what = f"replies {self.path} were made with {field} = {then!r}, now {now!r}"
                 raise CheckpointError(what, remedy=_ELSEWHERE)
 
@@ -158,10 +158,10 @@ def read_replies(path: Path) -> dict[str, Reply]:
         header = json.loads(first)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as replies", remedy=_ELSEWHERE) from error
-    found = [_reply(line) for line in lines]
-    if not isinstance(header, dict) or header.get("kind") != KIND or None in found:
+    replies = [_reply(line) for line in lines]
+    if not isinstance(header, dict) or header.get("kind") != KIND or None in replies:
         raise CheckpointError(f"{path} is no file of replies, or is damaged", remedy=_ELSEWHERE)
-    return {reply.id: reply for reply in found if reply is not None}
+    return {reply.id: reply for reply in replies if reply is not None}
 
 
 def _reply(line: bytes) -> Reply | None:

@@ -127,7 +127,7 @@ def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]
         what = f"alignment adapter {folder}: {reason}, so the shift is not s B A"
         raise UnsupportedError(what, remedy="give the model before alignment instead of the adapter")
     settings = adapter_settings_of(folder)
-    found: dict[str, Shift] = {}
+    shifts: dict[str, Shift] = {}
     with _opened(folder / ADAPTER_WEIGHTS) as file:
         present = set(file.keys())
         for layer in layers:
@@ -136,7 +136,7 @@ def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]
             if not present & set(names):
                 d_out, d_in = layer.base_weight.shape
                 left, right = torch.zeros(d_out, 0, device=device), torch.zeros(0, d_in, device=device)
-                found[layer.name] = FactoredShift(left, right)
+                shifts[layer.name] = FactoredShift(left, right)
                 continue
             if not present >= set(names):
                 what = f"alignment adapter {folder} has one of LoRA's two factors for {layer.name}"
@@ -144,8 +144,8 @@ def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]
             left, right = (file.get_tensor(name).float() for name in names)
             _require_shape(layer, (left.shape[0], right.shape[1]), str(folder))
             scaling = _stored_scaling(settings, layer.name, rank=right.shape[0])
-            found[layer.name] = FactoredShift(scaling * left.to(device), right.to(device))
-    return found
+            shifts[layer.name] = FactoredShift(scaling * left.to(device), right.to(device))
+    return shifts
 
 
 def _stored_scaling(settings: Mapping[str, Any], name: str, rank: int) -> float:
@@ -164,15 +164,15 @@ def _from_weights(
     if missing := [layer.name for layer in layers if layer.name not in weights]:
         what = f"the model before alignment ({where}) lacks {len(missing)} of {len(layers)} modules, first {missing[0]}"
         raise ConfigError(what, remedy="give the model that was aligned, of the same architecture and class")
-    found: dict[str, Shift] = {}
+    shifts: dict[str, Shift] = {}
     for layer in layers:
         weight = weights[layer.name]
         shape, dtype = (tuple(weight.shape), weight.dtype) if isinstance(weight, Tensor) else weight.header()
         if dtype not in _EXACT.values():
             raise _packed(where)
         _require_shape(layer, shape, where)
-        found[layer.name] = DenseShift(layer, weight.detach if isinstance(weight, Tensor) else weight)
-    return found
+        shifts[layer.name] = DenseShift(layer, weight.detach if isinstance(weight, Tensor) else weight)
+    return shifts
 
 
 def _weights_of(model: nn.Module) -> dict[str, Tensor]:

@@ -98,14 +98,14 @@ def _load(
 ) -> LanguageModel:
     from transformers import AutoModelForSequenceClassification
 
-    found, named = lineage(ref, revision, False), f"classifier {str(ref)!r}"
-    if found.adapters:
+    origin, named = lineage(ref, revision, False), f"classifier {str(ref)!r}"
+    if origin.adapters:
         remedy = "merge it into its base first (PEFT's merge_and_unload, then save_pretrained)"
         raise UnsupportedError(f"{named} is a PEFT adapter, expected a full model", remedy=remedy)
     # A missing head is drawn at random before it is replaced; the caller's generator must not notice.
     with one_line_errors(ref, "classifier"), torch.random.fork_rng(devices=[]):
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            found.base, dtype="auto", use_safetensors=True, output_loading_info=True, **options
+            origin.base, dtype="auto", use_safetensors=True, output_loading_info=True, **options
         )
     if not isinstance(getattr(model, HEAD, None), nn.Linear) or not hasattr(model, model.base_model_prefix):
         what = f"{named}: {type(model).__name__} has no linear head {HEAD!r} over a decoder"

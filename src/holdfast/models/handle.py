@@ -40,13 +40,13 @@ def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote
     """
     from transformers import AutoTokenizer
 
-    found = adapters.lineage(ref, revision, trust_remote_code)
-    folder = next((adapter for adapter in found.adapters if (adapter / TOKENIZER_CONFIG).is_file()), found.base)
+    origin = adapters.lineage(ref, revision, trust_remote_code)
+    folder = next((adapter for adapter in origin.adapters if (adapter / TOKENIZER_CONFIG).is_file()), origin.base)
     with one_line_errors(ref, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     require_bounded(tokenizer.chat_template, str(ref))
-    if folder is found.base:
-        tokenizer.name_or_path = found.named
+    if folder is origin.base:
+        tokenizer.name_or_path = origin.named
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -69,21 +69,21 @@ def load_model(
         what = f"model {str(ref)!r}: dtype {dtype!r} is not supported, expected one of {', '.join(_DTYPES)}"
         raise UnsupportedError(what, remedy="use bfloat16: under fp16 the loss scale enters the constraint's gradient")
     place = None if device is None else require_device(device)
-    found = adapters.lineage(ref, revision, trust_remote_code)
-    if found.adapters and quantization is not None:
+    origin = adapters.lineage(ref, revision, trust_remote_code)
+    if origin.adapters and quantization is not None:
         what = f"adapter {str(ref)!r} cannot be merged into a {quantization} base: merging would round it away"
         remedy = "merge it first (PEFT's merge_and_unload, then save_pretrained) and load that folder"
         raise UnsupportedError(what, remedy=remedy)
     options: dict[str, Any] = {"dtype": _DTYPES[dtype]}
     options |= {} if place is None else {"device_map": {"": place}}
     options |= {} if quantization is None else {"quantization_config": _quantization_config(quantization)}
-    model = _load_full(found.base, trust_remote_code, options)
+    model = _load_full(origin.base, trust_remote_code, options)
     if dtype == "auto" and not getattr(model, "is_quantized", False) and fast_dtype(place) == "float32":
         model = model.float()
-    for adapter in reversed(found.adapters):
+    for adapter in reversed(origin.adapters):
         model = adapters.merge(model, adapter)
         logger.info("merged the adapter %s into its base", adapter)
-    model.name_or_path = str(ref) if found.adapters else found.named  # the base of an adapter trained on top of this
+    model.name_or_path = str(ref) if origin.adapters else origin.named  # the base of an adapter trained on top of this
     return model
 
 
@@ -174,17 +174,17 @@ def cpu_has_bfloat16() -> bool:
 
 def require_device(device: str | torch.device) -> torch.device:
     try:
-        found = torch.device(device)
+        place = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"device {device!r} is unknown", remedy="use cpu, cuda or cuda:0, ...") from error
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found.type == "cuda" and (found.index or 0) >= there:
+    if place.type == "cuda" and (place.index or 0) >= there:
         visible = f"{there} CUDA devices" if there else "no CUDA device"
         what = f"device {str(device)!r}: torch sees {visible} here"
         raise ResourceError(what, remedy="use --device cpu, or install a torch built for your GPU and its driver")
-    if found.type == "mps" and not torch.backends.mps.is_available():
+    if place.type == "mps" and not torch.backends.mps.is_available():
         raise ResourceError(f"device {str(device)!r}: torch sees no such device here", remedy="use --device cpu")
-    return found
+    return place
 
 
 def check_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> None:

@@ -101,8 +101,8 @@ def read_audit_folder(folder: Path) -> StoredAudit:
     path = folder / SUMMARY_NAME
     values = read_sealed(path, remedy=AGAIN)
     if values.get("version") != VERSION:
-        found = values.get("version")
-        raise CheckpointError(f"{path} has version {found!r}, expected an audit of version {VERSION}", remedy=AGAIN)
+        version = values.get("version")
+        raise CheckpointError(f"{path} has version {version!r}, expected an audit of version {VERSION}", remedy=AGAIN)
     _require_types(values, path)
     data = read_plain_file(folder / TABLE_NAME, remedy=AGAIN)
     digest = sha256(data).hexdigest()
@@ -180,8 +180,8 @@ def _column(table: Table, name: str) -> Array:
 
 def degradations(table: Table, unit: str, role: str | None = None) -> Array:
     """D of every example in a unit that was measured; of one role, or of all."""
-    found = _column(table, unit)
-    return found if role is None else found[_column(table, "role") == role]
+    every = _column(table, unit)
+    return every if role is None else every[_column(table, "role") == role]
 
 
 def table_figures(table: Table, *, unit: str, tau: float, alpha: float) -> TableFigures:
@@ -192,13 +192,13 @@ def table_figures(table: Table, *, unit: str, tau: float, alpha: float) -> Table
         for role in dict.fromkeys(table.column("role").to_pylist())
     }
     with np.errstate(all="ignore"):
-        found = figures(measured, unit=unit, tau=tau, alpha=alpha)
-    return {**found, "truncated": int(_column(table, "truncated").sum())}
+        computed = figures(measured, unit=unit, tau=tau, alpha=alpha)
+    return {**computed, "truncated": int(_column(table, "truncated").sum())}
 
 
 def _require_figures(table: Table, values: Mapping[str, Any], path: Path) -> None:
-    found = table_figures(table, unit=values["unit"], tau=values["tau"], alpha=values["alpha"])
-    wrong = _differing(values, found) + _behaviour_faults(table, values["behaviour"])
+    computed = table_figures(table, unit=values["unit"], tau=values["tau"], alpha=values["alpha"])
+    wrong = _differing(values, computed) + _behaviour_faults(table, values["behaviour"])
     if wrong:
         raise CheckpointError(f"{path}: {', '.join(wrong)} do not follow from {TABLE_NAME}", remedy=AGAIN)
 
@@ -221,24 +221,24 @@ def _behaviour_faults(table: Table, stated: Mapping[str, Any] | None) -> list[st
     # Regressions are prompts whose probability of harm rose by more than tau, or that have none on a side.
     before, after = (np.array(table.column(name).to_pylist(), dtype=np.float64) for name in HARMS)
     k, n = int((~(after - before <= on_policy["tau"])).sum()), table.num_rows
-    found = {"n": n, "regressions": k, "unscored": counts["unscored"], "rate": k / n}
-    found["upper"] = upper_bound(k, n, CONFIDENCE)
-    return wrong + _differing(on_policy, found, "behaviour.on_policy.")
+    computed = {"n": n, "regressions": k, "unscored": counts["unscored"], "rate": k / n}
+    computed["upper"] = upper_bound(k, n, CONFIDENCE)
+    return wrong + _differing(on_policy, computed, "behaviour.on_policy.")
 
 
-def _differing(stated: Mapping[str, object], found: Mapping[str, object], block: str = "") -> list[str]:
-    return [f"{block}{name}" for name, value in sorted(found.items()) if not _same(stated.get(name), value)]
+def _differing(stated: Mapping[str, object], computed: Mapping[str, object], block: str = "") -> list[str]:
+    return [f"{block}{name}" for name, value in sorted(computed.items()) if not _same(stated.get(name), value)]
 
 
-def _same(stated: object, found: object) -> bool:
+def _same(stated: object, value: object) -> bool:
     """Equal, floats up to their last digits; a figure never passes as one of another type."""
-    if isinstance(found, dict):
-        return isinstance(stated, dict) and set(stated) == set(found) and all(_same(stated[k], found[k]) for k in found)
-    if isinstance(found, float):
+    if isinstance(value, dict):
+        return isinstance(stated, dict) and set(stated) == set(value) and all(_same(stated[k], value[k]) for k in value)
+    if isinstance(value, float):
         if isinstance(stated, bool) or not isinstance(stated, int | float):
             return False
-        return math.isclose(stated, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
-    return type(stated) is type(found) and bool(stated == found)
+        return math.isclose(stated, value, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    return type(stated) is type(value) and bool(stated == value)
 
 
 def table_schema(*, judged: bool = False, units: Sequence[str] = UNITS) -> Schema:

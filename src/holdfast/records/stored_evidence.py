@@ -55,18 +55,18 @@ def believed_run_audit(folder: Path, name: str, result: Mapping[str, Any] | None
     if not is_there(path):
         return None
     split = load_record(folder) if (folder / RECORD_NAME).exists() else None
-    found = believed_audit(folder, split=split)
+    audit = believed_audit(folder, split=split)
     if result is None:
-        return found
+        return audit
     named = result.get("audit_sha256")
-    if isinstance(named, Mapping) and named.get(name) not in (None, found.values["sha256"]):
+    if isinstance(named, Mapping) and named.get(name) not in (None, audit.values["sha256"]):
         raise CheckpointError(f"{path} is not the audit that {RESULT_NAME} names", remedy=AGAIN)
     measured = (result.get("safety") or {}).get(name)
-    for role, figures in found.values["roles"].items():
+    for role, figures in audit.values["roles"].items():
         stated = measured.get(role) if isinstance(measured, Mapping) else None
         if isinstance(stated, Mapping) and any(stated.get(key) != figures[key] for key in ("n", "violation_rate")):
             raise CheckpointError(f"{path}: the {role} figures are not those of {RESULT_NAME}", remedy=AGAIN)
-    return found
+    return audit
 
 
 def believed_result(run: Path) -> dict[str, Any] | None:

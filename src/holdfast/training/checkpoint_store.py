@@ -54,8 +54,8 @@ class CheckpointStore:
 
     def checkpoints(self) -> list[Path]:
         """Committed folders by ascending step, verified or not."""
-        found = self.root.iterdir() if self.root.is_dir() else ()
-        return sorted((path for path in found if _NAME.fullmatch(path.name)), key=step_of)
+        entries = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted((path for path in entries if _NAME.fullmatch(path.name)), key=step_of)
 
     def stage(self, step: int) -> Path:
         """Create the empty staging folder of `step` (one rank calls it), removing a stale one."""
@@ -162,8 +162,8 @@ class CheckpointStore:
         return target
 
     def fingerprint(self, path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = _read_manifest(path)["fingerprint"]
-        return found
+        stored: dict[str, Any] = _read_manifest(path)["fingerprint"]
+        return stored
 
     def require_same_fingerprint(self, path: Path, current: Mapping[str, object]) -> None:
         """Refuse a checkpoint that belongs to other data, settings or code, listing every differing key."""
@@ -280,10 +280,10 @@ def _describe(path: Path) -> dict[str, object]:
 
 def _files(folder: Path) -> list[str]:
     """Relative POSIX names of all regular files below `folder`; a link or special file is refused."""
-    found = list(folder.rglob("*"))
-    for path in found:
+    entries = list(folder.rglob("*"))
+    for path in entries:
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             raise CheckpointError(
                 f"{folder}: {path.relative_to(folder)} is a link or special file", remedy="store regular files only"
             )
-    return sorted(path.relative_to(folder).as_posix() for path in found if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in entries if path.is_file())

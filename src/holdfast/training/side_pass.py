@@ -47,7 +47,7 @@ def side_gradient(
     scale = world() if sharded else 1  # FSDP2 averages over ranks where we need the sum
     sources = SourceGradient(space) if isinstance(space, PartSpace) else None
     task_gradient = [p.grad for p in space.params]
-    found: list[Tensor] = []
+    measured: list[Tensor] = []
     try:
         for p in space.params:
             p.grad = None
@@ -61,7 +61,7 @@ def side_gradient(
                     sources.add(values.sum())
                 elif values.requires_grad:
                     (values.sum() * scale).backward()  # type: ignore[no-untyped-call]
-                found.append(values.detach())
+                measured.append(values.detach())
         gradient = [torch.zeros_like(shard(p)) if p.grad is None else shard(p.grad).clone() for p in space.params]
     finally:
         for p, grad in zip(space.params, task_gradient, strict=True):
@@ -70,7 +70,7 @@ def side_gradient(
         gradient = sources.reduced()
     elif not sharded:
         sum_in_place(gradient)
-    return gather_rows(torch.cat(found)).double().cpu(), gradient
+    return gather_rows(torch.cat(measured)).double().cpu(), gradient
 
 
 def _under_fsdp2(space: ParameterSpace) -> bool:
@@ -113,7 +113,7 @@ def safety_gradient(
     micro-batches and ranks. A micro-batch in which no term has a slope gets no backward (but under FSDP2): its
     gradient is zero.
     """
-    found: list[Tensor] = []
+    measured: list[Tensor] = []
     # FSDP2 frees what a forward gathered in its backward, which must therefore come.
     sharded = _under_fsdp2(space)
     rows, reference, constraint = safety.rows(positions), safety.constraint_reference[positions], safety.constraint
@@ -121,13 +121,13 @@ def safety_gradient(
     def terms(model: nn.Module, batch: dict[str, Tensor], places: list[int]) -> Tensor:
         states = forward.reference_states([rows[i] for i in places], constraint)
         d = degradation(model, batch, reference[places], constraint, states)
-        found.append(d.detach())
+        measured.append(d.detach())
         if not sharded and not bool(slope(term, d).any()):
             d = d.detach()
         return term(d) / len(positions)
 
     _, gradient = side_gradient(forward, rows, terms, space, micro_batch)
-    return gather_rows(torch.cat(found)).double().cpu(), gradient
+    return gather_rows(torch.cat(measured)).double().cpu(), gradient
 
 
 def safety_forward(forward: Forward, safety: SafetySet, positions: list[int]) -> Tensor:
@@ -136,10 +136,10 @@ def safety_forward(forward: Forward, safety: SafetySet, positions: list[int]) ->
     rows, constraint = safety.rows(mine), safety.constraint
     states = forward.reference_states(rows, constraint)
     with deterministic(forward.model), forward.precision():
-        found = degradation(forward.model, forward.batch(rows), safety.constraint_reference[mine], constraint, states)
-    if not found.requires_grad:  # no backward will come
+        values = degradation(forward.model, forward.batch(rows), safety.constraint_reference[mine], constraint, states)
+    if not values.requires_grad:  # no backward will come
         reshard(forward.model)
-    return found
+    return values
 
 
 def may_share_backward(model: nn.Module, args: SafetyArguments) -> bool:

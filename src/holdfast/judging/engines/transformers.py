@@ -74,12 +74,12 @@ def generate(
 ) -> list[Reply]:  # fmt: skip
     """One reply per example, in order, by the engine `transformers`; `progress` is told how many are finished."""
     engine = TransformersEngine(model=model, tokenizer=tokenizer, batch_size=batch_size, template=template)
-    found: dict[str, Reply] = {}
+    replies: dict[str, Reply] = {}
     for batch in engine.generate(examples, max_new_tokens=max_new_tokens):
-        found |= {made.id: made for made in batch}
+        replies |= {made.id: made for made in batch}
         if progress is not None:
-            progress(len(found))
-    return [found[example.id] for example in examples]
+            progress(len(replies))
+    return [replies[example.id] for example in examples]
 
 
 @contextmanager
