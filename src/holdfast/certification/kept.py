@@ -100,6 +100,13 @@ class KeptFigure(TypedDict):
     shown: bool
 
 
+class BehaviourValues(TypedDict, total=False):
+    """Of a run whose replies were watched: its figures and, where a rollback was called for, the step it led to."""
+
+    behaviour: dict[str, KeptFigure]
+    rolled_back_to: int | None
+
+
 @dataclass(frozen=True)
 class Kept:
     """One figure: `kept` of `of` groups; at most a share `limit` may be lost. An unsorted reply is not kept."""

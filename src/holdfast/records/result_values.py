@@ -2,7 +2,7 @@
 
 from typing import Any, NotRequired, TypedDict
 
-from holdfast.certification.kept import KeptFigure
+from holdfast.certification.kept import BehaviourValues
 
 
 class SetFigures(TypedDict):
@@ -32,13 +32,6 @@ class Spikes(TypedDict):
 
     discarded: int
     last_steps: list[int]
-
-
-class BehaviourValues(TypedDict, total=False):
-    """Of a run whose replies were watched: its figures and, where a rollback was called for, the step it led to."""
-
-    behaviour: dict[str, KeptFigure]
-    rolled_back_to: int | None
 
 
 class ResultValues(BehaviourValues):

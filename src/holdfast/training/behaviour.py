@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from transformers import TrainerCallback
 
-from holdfast.certification.kept import ANSWERS, COVERAGE, FIGURES, REFUSALS, Kept, Limits, kept_groups
+from holdfast.certification.kept import ANSWERS, COVERAGE, FIGURES, REFUSALS, BehaviourValues, Kept, Limits, kept_groups
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, UnsupportedError
 from holdfast.core.event_log import read
 from holdfast.core.hashing import sha256_json
@@ -25,7 +25,6 @@ from holdfast.data.templates import Template
 from holdfast.judging.engines import AUTO, open_engine
 from holdfast.judging.prompts import prompt_ids, require_room
 from holdfast.judging.reply_classes import ReplyClass, sort_reply
-from holdfast.records.result_values import BehaviourValues
 from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.checkpoint_store import CheckpointStore, step_of
 from holdfast.training.config import is_behaviour_metric

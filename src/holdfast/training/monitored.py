@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from holdfast.certification.kept import Limits
+from holdfast.certification.kept import BehaviourValues, Limits
 from holdfast.core.adapter_card import kept_results, model_index
 from holdfast.data.templates import Template
-from holdfast.records.result_values import BehaviourValues
 from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.behaviour import BehaviourMonitor, Every, metrics
 from holdfast.training.config import is_behaviour_metric
