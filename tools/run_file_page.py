@@ -89,7 +89,7 @@ def page(schema: Mapping[str, Any]) -> str:
         "anyOf": [limit, {"type": "object", "additionalProperties": limit}]
     }
     train = {"description": schema["properties"]["train"]["description"], "$ref": "#/definitions/train"}
-    top = schema | {"properties": schema["properties"] | {"constraint": constraint, "train": train}}
+    top = {**schema, "properties": schema["properties"] | {"constraint": constraint, "train": train}}
     parts = [HEAD, "\n".join(["## At the top", "", *entries(top)])]
     for name, block in sorted(blocks.items(), key=lambda item: _block(item[0])):
         parts.append("\n".join([f"## {_block(name)}", "", block.get("description", ""), "", *entries(block)]))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.constraint.filter import SafetyFilter as SafetyFilter
     from holdfast.core import errors as errors
     from holdfast.records.audit import Audit as Audit
+    from holdfast.records.certificate import CertificateRecord as CertificateRecord
     from holdfast.reporting.page import report as report
     from holdfast.runs.config import RunConfig as RunConfig
     from holdfast.runs.config import load_config as load_config
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Audit": "holdfast.records.audit",
     "Certificate": "holdfast.certification.certificate",
+    "CertificateRecord": "holdfast.records.certificate",
     "ChanceConstraint": "holdfast.constraint.chance",
     "Defense": "holdfast.training.hooks",
     "PromptSet": "holdfast.screening.settings",
@@ -75,6 +77,7 @@ _MODULES = {"errors": "holdfast.core.errors", "events": "holdfast.events"}
 __all__ = [
     "Audit",
     "Certificate",
+    "CertificateRecord",
     "ChanceConstraint",
     "Defense",
     "PromptSet",

@@ -62,6 +62,7 @@ HOMES = {
         "holdfast_lab.bench.paths",
     },
     "peft": {
+        "holdfast.core.library_types",
         "holdfast.models",
         "holdfast.fused.support",
         "holdfast.runs.stages.align",

@@ -16,11 +16,11 @@ from holdfast.cli.main import app
 from holdfast.training.hooks import DEFENSES, make_defense
 
 PUBLIC = [
-    "Audit", "Certificate", "ChanceConstraint", "Defense", "PromptSet", "RunConfig", "RunResult", "SafeDPOConfig",
-    "SafeDPOTrainer", "SafeGRPOConfig", "SafeGRPOTrainer", "SafeSFTConfig", "SafeSFTTrainer", "SafetyFilter",
-    "Screening", "ScreeningSettings", "__version__", "audit", "barrier_multiplier", "certify",
-    "certify_counts", "errors", "events", "load_config", "plan", "register_defense", "report", "run", "screen",
-    "verify",
+    "Audit", "Certificate", "CertificateRecord", "ChanceConstraint", "Defense", "PromptSet", "RunConfig",
+    "RunResult", "SafeDPOConfig", "SafeDPOTrainer", "SafeGRPOConfig", "SafeGRPOTrainer", "SafeSFTConfig",
+    "SafeSFTTrainer", "SafetyFilter", "Screening", "ScreeningSettings", "__version__", "audit",
+    "barrier_multiplier", "certify", "certify_counts", "errors", "events", "load_config", "plan",
+    "register_defense", "report", "run", "screen", "verify",
 ]  # fmt: skip
 COMMANDS = [
     "align", "audit", "bench", "certify", "certify-counts", "check", "compare", "demo", "evaluate", "init", "judge",
@@ -72,7 +72,7 @@ def test_a_defense_is_registered_by_name_and_modules_are_reached_from_the_top(mo
 
     assert make_defense("of_this_test").name == "of_this_test"
     assert issubclass(hf.errors.ConfigError, hf.errors.HoldfastError)
-    assert hf.events.Event.ACTIVE == "active"
+    assert str(hf.events.Event.ACTIVE) == "active"
     assert hf.__version__[0].isdigit()
 
 

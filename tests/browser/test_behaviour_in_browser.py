@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from holdfast.certification.kept import Kept
@@ -32,7 +34,8 @@ def report(tmp_path_factory):
     folder = tmp_path_factory.mktemp("behaviour")
     run = write_run(folder / "run")
     values = {key: value for key, value in read_result(run).items() if key != "sha256"}
-    write_result(run, {**values, "behaviour": {name: one.to_json() for name, one in FIGURES.items()}})
+    changed: Any = {**values, "behaviour": {name: one.to_json() for name, one in FIGURES.items()}}
+    write_result(run, changed)
     write_report([read_evidence(run)], folder / "report.html")
     return folder / "report.html"
 

@@ -128,7 +128,7 @@ def quadratic():
 def test_on_a_quadratic_the_difference_is_alpha_times_the_hessian(quadratic, alpha):
     """g(theta) - g(theta') = alpha H g / norm(g), exactly, for any length of the step."""
     start = quadratic.theta.detach().clone()
-    row = SimpleNamespace(n_labels=1)
+    row: Any = SimpleNamespace(n_labels=1)
     _, here, there = harmful_drop(quadratic, [row], alpha)
     direction = here[0] / (here[0].norm() + 1e-7)
     torch.testing.assert_close(here[0] - there[0], alpha * quadratic.hessian @ direction, rtol=1e-9, atol=1e-12)

@@ -28,8 +28,13 @@ def made(folder: Any, **options: Any) -> tuple[hf.SafeSFTTrainer, Watch, list[di
     return trainer, Watch(trainer), rows
 
 
-def failing(trainer: hf.SafeSFTTrainer, monkeypatch: pytest.MonkeyPatch, at: int, step: str = "auto") -> list[int]:
-    """Make the engine as on a GPU, and let its pass number `at` run out of memory; returns the passes made."""
+FULL = torch.OutOfMemoryError("CUDA out of memory")
+
+
+def failing(
+    trainer: hf.SafeSFTTrainer, monkeypatch: pytest.MonkeyPatch, at: int, step: str = "auto", error: Exception = FULL
+) -> list[int]:
+    """Make the engine as on a GPU, and let its pass number `at` fail, out of memory; returns the passes made."""
     assert trainer.run.engine.fused
     monkeypatch.setattr(trainer.args, "step", step)
     inner, passes = trainer.run.engine.joint.run, []  # type: ignore[attr-defined]
@@ -37,7 +42,7 @@ def failing(trainer: hf.SafeSFTTrainer, monkeypatch: pytest.MonkeyPatch, at: int
     def run(*args: Any, **kwargs: Any) -> Any:
         passes.append(len(passes))
         if len(passes) > at:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         return inner(*args, **kwargs)
 
     trainer.run.engine.joint.run = run  # type: ignore[attr-defined]
@@ -82,6 +87,17 @@ def test_the_run_goes_on_in_two_passes(tmp_path, monkeypatch, caplog, two_passes
     for ours, theirs in zip(rows, expected_rows, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert ours["event"] == theirs["event"]
+
+
+def test_memory_of_the_host_counts_too_and_another_error_does_not(tmp_path, monkeypatch):
+    trainer, *_ = made(tmp_path / "host", step="fused")
+    failing(trainer, monkeypatch, 1, error=RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    trainer.train()
+    assert trainer.run.engine_name == "two_pass"
+    trainer, *_ = made(tmp_path / "other", step="fused")
+    failing(trainer, monkeypatch, 1, error=RuntimeError("another error"))
+    with pytest.raises(RuntimeError, match="another error"):
+        trainer.train()
 
 
 def test_who_asked_for_a_fused_step_is_told(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -81,9 +82,8 @@ def test_modules_cosines_and_weights(start, options):
     expected, cosines, chosen = literal(before, dense(shifts), **options)
     report = safe_lora(model, shifts, SafeLoRA.Config(**options))
     after = pairs_of(model)
-    assert [(m.name, m.cosine) for m in report.each] == [
-        (n, pytest.approx(cosines[n], abs=1e-9)) for n in sorted(before)
-    ]
+    stated: Any = [(m.name, m.cosine) for m in report.each]
+    assert stated == [(n, pytest.approx(cosines[n], abs=1e-9)) for n in sorted(before)]
     assert {m.name for m in report.each if m.projected} == set(chosen)
     assert (report.modules, report.projected) == (6, len(chosen))
     assert report.mean_cosine == pytest.approx(sum(cosines.values()) / 6)

@@ -78,7 +78,7 @@ def test_the_certificate_refuses_or_agrees_with_itself(count, alpha, confidence,
         assert n < binomial.fewest_prompts(alpha, confidence, parts=openings)
         return
     assert found.certified == (found.upper_bound <= alpha)
-    assert found.statement().startswith("Not certified") != found.certified
+    assert found.statement.startswith("Not certified") != found.certified
 
 
 @settings(max_examples=200, deadline=None)

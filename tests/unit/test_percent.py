@@ -55,5 +55,5 @@ def test_a_chosen_share_is_not_rounded(share, shown):
 
 
 def test_no_statement_claims_more_than_was_tested():
-    statement = certify_counts(0, 2000, alpha=0.01234, confidence=0.9999).statement()
+    statement = certify_counts(0, 2000, alpha=0.01234, confidence=0.9999).statement
     assert statement.startswith("With 99.99 % confidence, at most 1.234 % of prompts")

@@ -21,6 +21,7 @@ from holdfast.auditing.pair import Name, Pair
 from holdfast.certification.behaviour import UNSORTED, Classes
 from holdfast.core.errors import CheckpointError
 from holdfast.core.hashing import sha256_file
+from holdfast.core.library_types import LanguageModel
 from holdfast.data.examples import Example
 from holdfast.judging.engines import BATCH_SIZE, Engine, open_engine
 from holdfast.judging.prompts import positions_of, prompt_ids, require_room, require_sizes
@@ -117,7 +118,7 @@ class Asked:
         return told
 
     def _longer(
-        self, name: Name, stored: str, model: Any, size: int, places: Sequence[int],
+        self, name: Name, stored: str, model: LanguageModel, size: int, places: Sequence[int],
         seen: Callable[[Sequence[Reply]], None] | None,
     ) -> dict[int, Reply]:  # fmt: skip
         """Longer replies by place; none where the model's positions leave no room for longer ones."""
@@ -130,8 +131,8 @@ class Asked:
         return dict(zip(places, self._ask(name, f"{stored}.longer", model, size, chosen, length, seen), strict=True))
 
     def _ask(
-        self, name: Name, stored: str, model: Any, size: int, chosen: list[Example] | None = None, length: int = 0,
-        seen: Callable[[Sequence[Reply]], None] | None = None,
+        self, name: Name, stored: str, model: LanguageModel, size: int, chosen: list[Example] | None = None,
+        length: int = 0, seen: Callable[[Sequence[Reply]], None] | None = None,
     ) -> list[Reply]:  # fmt: skip
         pair, examples = self.pair, self.examples if chosen is None else chosen
         length = length or self.how.max_new_tokens

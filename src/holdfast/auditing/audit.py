@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.auditing.behaviour import Behaviour, behaviour_view, judge_record
+from holdfast.auditing.endpoint import GivenModel
 from holdfast.auditing.measure import Progress, kl_wanted
 from holdfast.auditing.model_ref import Choice
 from holdfast.auditing.pair import Pair, open_pair
@@ -23,6 +24,7 @@ from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, DataError, UnsupportedError
 from holdfast.core.file_lock import locked
 from holdfast.core.hashing import sha256_json
+from holdfast.core.library_types import Tokenizer
 from holdfast.core.provenance import versions
 from holdfast.core.units import KL_UNITS
 from holdfast.data.shingles import prompt_marks
@@ -53,15 +55,15 @@ class AuditOptions:
 
 
 def audit(
-    before: Any, after: Any, safety: Any, constraint: ChanceConstraint | None = None, *,
+    before: GivenModel, after: GivenModel, safety: Any, constraint: ChanceConstraint | None = None, *,
     output: str | Path | None = None, ledger: str | Path | None = None, open_closed: bool = False,
     judge: Any = None, max_new_tokens: int = 128, harm_tau: float = 0.1,
     dtype: DType = "auto", device: str | None = None, max_length: int | None = None, template: Template = "chat",
     tokenizer: Choice = "same", kl: bool | None = None, batch_tokens: int | None = None,
     columns: Mapping[str, str] | None = None, split: str | None = None, subset: str | None = None,
     safety_revision: str | None = None, before_revision: str | None = None, after_revision: str | None = None,
-    trust_remote_code: bool = False, processing_class: Any = None, progress: Progress | None = None,
-    sharing: Sharing = ALONE,
+    trust_remote_code: bool = False, processing_class: Tokenizer | None = None,
+    progress: Progress | None = None, sharing: Sharing = ALONE,
 ) -> Audit:  # fmt: skip
     """Measure how much worse `after` is than `before` on every safety example.
 
@@ -141,7 +143,7 @@ def audit(
 
 
 def _note_look(
-    ledger: Ledger, pair: Pair, texts: Mapping[str, str], limit: ChanceConstraint, settings: Mapping[str, Any],
+    ledger: Ledger, pair: Pair, texts: Mapping[str, str], limit: ChanceConstraint, settings: Mapping[str, object],
     options: AuditOptions,
 ) -> None:  # fmt: skip
     """Enter the look into the ledger of these prompts: another claim on them can no longer certify undeclared.
@@ -215,7 +217,7 @@ def _require_replies(pair: Pair, sharing: Sharing) -> None:
         raise UnsupportedError(what, remedy="leave the judge out, or audit in one process")
 
 
-def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptions, kl: bool) -> dict[str, Any]:
+def _binding(windows: Windows, constraint: ChanceConstraint, options: AuditOptions, kl: bool) -> dict[str, object]:
     """Everything that the figures depend on.
 
     A judge without a revision, such as a plain function, may have changed since: it never matches an earlier audit.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from holdfast.core.errors import ResourceError
+from holdfast.core.library_types import LanguageModel
 from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded, collate
 from holdfast.models.library_errors import free_memory, out_of_memory
@@ -55,18 +56,18 @@ def batches(lengths: Sequence[int], budget: int, *, even: bool = True) -> list[l
 
 def shuffled_batches(lengths: Sequence[int], budget: int, seed: int) -> list[list[int]]:
     """Another composition: random neighbours, so other padding and other shapes."""
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     widest = 0
     for position in generator(seed, "batch composition").permutation(len(lengths)).tolist():
-        if not found or (len(found[-1]) + 1) * max(widest, lengths[position]) > budget:
-            found.append([])
+        if not batches or (len(batches[-1]) + 1) * max(widest, lengths[position]) > budget:
+            batches.append([])
             widest = 0
         widest = max(widest, lengths[position])
-        found[-1].append(position)
-    return found
+        batches[-1].append(position)
+    return batches
 
 
-def token_budget(model: Any, device: torch.device) -> int:
+def token_budget(model: LanguageModel, device: torch.device) -> int:
     """Padded tokens a batch: a fixed number on a CPU; on a GPU from the free memory and the model's widths.
 
     A forward pass without gradients holds, per token, a few vectors of the hidden width and of the MLP's width; the
@@ -122,7 +123,7 @@ def _nll(log_probabilities: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def needs_mask(model: Any, example: Encoded, pad_token_id: int, device: torch.device) -> bool:
+def needs_mask(model: LanguageModel, example: Encoded, pad_token_id: int, device: torch.device) -> bool:
     """Whether padding shows without an attention mask, seen on one example.
 
     Where its mean loss, padded and without a mask, is that of the model's own logits without padding, two forwards show
@@ -141,7 +142,7 @@ def needs_mask(model: Any, example: Encoded, pad_token_id: int, device: torch.de
 
 @torch.no_grad()
 def padding_is_inert(
-    model: Any, example: Encoded, *, pad_token_id: int, device: torch.device, alone: Tensor | None = None
+    model: LanguageModel, example: Encoded, *, pad_token_id: int, device: torch.device, alone: Tensor | None = None
 ) -> bool:
     """Whether padding on the right leaves an example's losses alone without an attention mask, rounding aside.
 

@@ -14,6 +14,7 @@ from holdfast.auditing.endpoint import refuse_endpoints
 from holdfast.auditing.pair import Pair, open_pair
 from holdfast.certification.arguments import confidence_level, count
 from holdfast.certification.behaviour import BETWEEN, Claimed
+from holdfast.certification.blocks import LeakSearch, Measured, Settings
 from holdfast.certification.ledger_state import JUDGE, Claim
 from holdfast.certification.share import DRAWN
 from holdfast.constraint.chance import ChanceConstraint
@@ -56,10 +57,13 @@ class Setup:
         if self.template not in ("chat", "none"):
             raise ConfigError(f"template is {self.template!r}", remedy="use chat or none")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Settings:
         """What the certificate records: all but the device."""
-        recorded = {name: value for name, value in vars(self).items() if name != "device"}
-        return recorded | {"reading": dict(self.reading)}
+        return {
+            "template": self.template, "tokenizer": self.tokenizer, "max_length": self.max_length, "dtype": self.dtype,
+            "before_revision": self.before_revision, "after_revision": self.after_revision,
+            "reading": dict(self.reading), "trust_remote_code": self.trust_remote_code,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class CertificateSpec:
     max_weight: int | None = None
     claims: tuple[Claimed, ...] = (Claimed.REFUSALS,)
     setup: Setup = field(default_factory=Setup)
-    measured: Mapping[str, Any] = field(default_factory=dict)
+    measured: Measured = field(default_factory=Measured)
 
     def __post_init__(self) -> None:
         for name, value, known in (("by", self.by, WAYS), ("drawn", self.drawn, DRAWN), ("kind", self.kind, KINDS)):
@@ -121,8 +125,8 @@ class CertificateSpec:
         return int(self.constraint.first_k)
 
     @property
-    def settings(self) -> dict[str, Any]:
-        return self.setup.to_json() | dict(self.measured)
+    def settings(self) -> Settings:
+        return {**self.setup.to_json(), **self.measured}
 
     def pair(self) -> Pair:
         """Both models, hashed but not loaded; refused where they are the same, of which nothing can regress."""
@@ -146,7 +150,8 @@ def claim_of(
     Its settings are what changes a degradation or the test. Categories, and what the set of a prompt keeps, both by the
     prompts' ids, are no part of an id, so that sorting prompts into others would else be the same claim.
     """
-    settings = {name: asked.settings[name] for name in (*CLAIMED, *(MEASURED & asked.settings.keys()))}
+    how: Mapping[str, object] = asked.settings
+    settings = {name: how[name] for name in (*CLAIMED, *(MEASURED & how.keys()))}
     settings |= {"pool": asked.pool, "drawn": asked.drawn, "max_weight": asked.max_weight}
     settings |= {"claims": [claim.unit for claim in claims]}
     hashed = {"keep": keep, "categories": categories if asked.kind == "per_category" else None}
@@ -191,6 +196,9 @@ class Leakage:
     checked: bool = False
     against: str | None = None
     prompts: int = 0
+
+    def to_json(self) -> LeakSearch:
+        return {"checked": self.checked, "against": self.against, "prompts": self.prompts}
 
 
 def read_prompts(

@@ -9,21 +9,28 @@ Nothing else is known of the distribution, so there is no KL. The answer's token
 other tokens, or one more at the start, would move the place where the reply begins. Errors quote no text.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
 from holdfast.auditing.batches import token_counts
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.registry import nearest, written_options
 from holdfast.data.encode import IGNORE, Encoded
 from holdfast.judging.engines import open_engine
 from holdfast.judging.engines.endpoint import EndpointEngine
 from holdfast.judging.exchange import Exchange, in_flight, post_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 NAME = "endpoint"
 OPTIONS = ("base_url", "model_name", "key_env", "tokenizer", "workers", "retries", "timeout", "pause")
@@ -31,6 +38,10 @@ EXAMPLE = f"{NAME}:base_url=http://localhost:8000/v1,model_name=mine,tokenizer=o
 _SPACES = str.maketrans("▁Ġ", "  ")  # how vocabularies write a space
 _UNREADABLE = "\N{REPLACEMENT CHARACTER}"  # of a token that is a part of a character
 ROUNDING = 1e-3  # by which a log-probability may be above 0
+
+
+GivenModel: TypeAlias = "str | Path | Mapping[str, object] | LanguageModel"
+"""A hub id, a folder, `endpoint:...`, the settings of an endpoint, or a loaded model."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class Endpoint:
         return f"{self.engine.base_url.rstrip('/')}/completions"
 
     def losses(
-        self, item: Encoded, exchange: Exchange, first_k: int, tokens: Callable[[int], "Token"], stop: threading.Event
+        self, item: Encoded, exchange: Exchange, first_k: int, tokens: Callable[[int], Token], stop: threading.Event
     ) -> tuple[float, float]:
         """The loss of one example's reply, and of its first k tokens, in nats."""
         body = {
@@ -72,7 +83,7 @@ class Endpoint:
         scored = [-found[i] for i in range(1, len(item.labels)) if item.labels[i] != IGNORE]
         return float(np.sum(scored)), float(np.sum(scored[:first_k]))
 
-    def _logprobs(self, answer: Any, expected: Sequence["Token"]) -> list[float]:
+    def _logprobs(self, answer: Any, expected: Sequence[Token]) -> list[float]:
         """One number a token of the request; the first has none, and is NaN."""
         try:
             block = answer["choices"][0]["logprobs"]
@@ -96,7 +107,7 @@ class Endpoint:
         return found
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value > ROUNDING:
         raise TypeError
     return float(value)
@@ -109,14 +120,14 @@ class Token:
     names: frozenset[str] | None
 
     @classmethod
-    def of(cls, tokenizer: Any, token_id: int) -> Self:
+    def of(cls, tokenizer: Tokenizer, token_id: int) -> Self:
         text = str(tokenizer.decode([token_id]))
         if _UNREADABLE in text:
             return cls(None)
         names = {_bare(text), _bare(str(tokenizer.convert_ids_to_tokens(token_id)))}
         return cls(frozenset(names | ({""} if token_id in tokenizer.all_special_ids else set())))
 
-    def is_called(self, name: Any) -> bool:
+    def is_called(self, name: object) -> bool:
         return isinstance(name, str) and (self.names is None or _bare(name) in self.names)
 
 
@@ -128,7 +139,9 @@ def _bare(text: str) -> str:
 class EndpointLaunch:
     """Examples on their way to a server: what `Launch` is for a model in memory."""
 
-    def __init__(self, endpoint: Endpoint, tokenizer: Any, side: str, encoded: Sequence[Encoded], first_k: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, tokenizer: Tokenizer, side: str, encoded: Sequence[Encoded], first_k: int
+    ) -> None:
         self.endpoint, self.side, self.encoded, self.first_k = endpoint, side, encoded, first_k
         self._tokens = lru_cache(maxsize=None)(lambda token_id: Token.of(tokenizer, token_id))
         self._values = np.empty((2, len(encoded)))
@@ -137,7 +150,7 @@ class EndpointLaunch:
         """Nothing is launched ahead of its time: a server is asked in `finish`."""
         return 0
 
-    def finish(self, count: Callable[[int], None] | None = None, gap: Any = None) -> Self:
+    def finish(self, count: Callable[[int], None] | None = None, gap: object = None) -> Self:
         exchange = self.endpoint.engine.exchange(self.endpoint.url)
 
         def ask(i: int, stop: threading.Event) -> int:
@@ -154,7 +167,7 @@ class EndpointLaunch:
         return found if self.side == "after" else found | token_counts(self.encoded, self.first_k)
 
 
-def endpoint_of(model: Any) -> Endpoint | None:
+def endpoint_of(model: object) -> Endpoint | None:
     """The endpoint that `endpoint:option=value,...` or a mapping with `base_url` names; None for any other model."""
     if isinstance(model, str) and model.startswith(f"{NAME}:"):
         options = written_options("a model behind an endpoint", model.removeprefix(f"{NAME}:"), EXAMPLE)
@@ -176,7 +189,7 @@ def endpoint_of(model: Any) -> Endpoint | None:
     return Endpoint(engine, None if tokenizer is None else str(tokenizer))
 
 
-def refuse_endpoints(models: Sequence[Any], what: str) -> None:
+def refuse_endpoints(models: Sequence[object], what: str) -> None:
     """Refuse models whose weights nobody sees."""
     for model in models:
         if (found := endpoint_of(model)) is not None:

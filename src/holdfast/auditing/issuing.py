@@ -1,13 +1,15 @@
 """Issuing a certificate: the verdict from the table, the hashes of what it rests on, and the assumptions in words."""
 
+from __future__ import annotations
+
 import re
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file, save_file
 
@@ -15,6 +17,7 @@ from holdfast.auditing.certificate_spec import CertificateSpec, Leakage, Prompts
 from holdfast.auditing.measures import Measure
 from holdfast.auditing.pair import Pair
 from holdfast.certification.behaviour import assessed
+from holdfast.certification.blocks import Assessed, Bound, GivenBound, GivenPlaces, Screened, Sides
 from holdfast.certification.openings import Ledger, Opening
 from holdfast.certification.terms import Terms, named_statement
 from holdfast.constraint.feasibility import NOISE_MARGIN
@@ -27,6 +30,9 @@ from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DECISIV
 from holdfast.records.certificate import TABLE_NAME, CertificateRecord
 from holdfast.records.certificate_table import Table, write_table
 from holdfast.screening.certify_share import CertifyShare
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _SECOND = re.compile(r"\.lora_(embedding_)?B(\.|$)")
 _ADAPTER = re.compile(r"\.after(?=\.|$)")  # the name that a pair gives the adapter of its second model
@@ -55,25 +61,25 @@ def issue(
     sources: Sources, output: Path, notes: Sequence[str] = (),
 ) -> CertificateRecord:  # fmt: skip
     """Write the adapter of a strength search, then the table, and last the certificate."""
-    facts, found = measure.facts(pair), assessed(table, terms, spec.claims)
+    facts, assessment = measure.facts(pair), assessed(table, terms, spec.claims)
     after, after_sha256 = place_of(spec.after), pair.after.sha256
-    if found["strength"] is not None:
-        found["strength"] |= {"adapter": None, "original": after, "original_sha256": after_sha256}
-        if (chosen := found["strength"]["chosen"]) is not None:
+    if (strength := assessment["strength"]) is not None:
+        strength.update({"adapter": None, "original": after, "original_sha256": after_sha256})
+        if (chosen := strength["chosen"]) is not None:
             folder = output / f"adapter-strength-{chosen:g}"
             write_strength(pair, chosen, folder)
-            after = found["strength"]["adapter"] = str(folder.resolve())
+            after = strength["adapter"] = str(folder.resolve())
             after_sha256 = content_of(folder, trust_remote_code=spec.setup.trust_remote_code).sha256
     replies, splits = facts.pop("replies_sha256", None), sources.splits
-    if found["behaviour"] is not None:
+    if assessment["behaviour"] is not None:
         how = spec.measured["replies"]
-        found["behaviour"] |= facts | {
+        assessment["behaviour"].update({
+            "engine": facts["engine"], "dtype": facts["dtype"],
             "rules": {"name": how["rules"], "revision": how["rules_revision"]},
             "max_new_tokens": how["max_new_tokens"], "longest": how["longest"],
-        }  # fmt: skip
-    found["screening"] = None if sources.share is None else sources.share.block()
+        })  # fmt: skip
     return write_record(
-        spec, terms, entry, sources.ledger, table, found, output,
+        spec, terms, entry, sources.ledger, table, assessment, output,
         models={"before": str(spec.before), "after": str(spec.after)},
         places={
             "before": place_of(spec.before), "after": after,
@@ -86,29 +92,33 @@ def issue(
             "splits_sha256": None if splits is None else sha256_file(splits), "replies_sha256": replies,
         },
         leakage=sources.leakage, noise=measure.noise,
+        screening=None if sources.share is None else sources.share.block(),
         assumptions=[*assumptions(spec, terms, sources, measure.noise), *measure.notes(), *notes],
     )  # fmt: skip
 
 
 def write_record(
-    spec: CertificateSpec, terms: Terms, entry: Opening, ledger: Path, table: Table, found: dict[str, Any],
-    output: Path, *, models: dict[str, Any], places: dict[str, Any], bound: dict[str, Any], leakage: Leakage,
-    assumptions: list[str], noise: float = 0.0,
+    spec: CertificateSpec, terms: Terms, entry: Opening, ledger: Path, table: Table, assessment: Assessed,
+    output: Path, *, models: Sides, places: GivenPlaces, bound: GivenBound, leakage: Leakage,
+    assumptions: list[str], noise: float = 0.0, screening: Screened | None = None,
 ) -> CertificateRecord:  # fmt: skip
     """Write the table and the certificate of what `assessed` found in it."""
-    bound |= {"split_sha256": entry.split_sha256, "reference_sha256": bound["before_sha256"]}
-    bound["table_sha256"] = write_table(output / TABLE_NAME, table, terms.tau)
-    screening = found.get("screening")
-    found["statement"] = named_statement(found["statement"], spec.by, models, bound, found["behaviour"], screening)
+    whole: Bound = {
+        **bound, "split_sha256": entry.split_sha256, "reference_sha256": bound["before_sha256"],
+        "table_sha256": write_table(output / TABLE_NAME, table, terms.tau),
+    }  # fmt: skip
+    assessment["statement"] = named_statement(
+        assessment["statement"], spec.by, models, bound, assessment["behaviour"], screening
+    )
     record = CertificateRecord(
         by=spec.by, kind=terms.kind, alpha=terms.alpha, tau=terms.tau, unit=spec.unit, first_k=spec.first_k,
         confidence=terms.confidence, pool=terms.pool, models=models,
         openings={
             "declared": entry.declared, "this": entry.number, "ledger": str(ledger.resolve()), "claim": entry.claim,
         },
-        bound=bound, places=places | {"table": TABLE_NAME}, leakage=asdict(leakage), settings=spec.settings,
+        bound=whole, places={**places, "table": TABLE_NAME}, leakage=leakage.to_json(), settings=spec.settings,
         noise_floor=noise, assumptions=assumptions, versions=versions(), commit=commit(), hardware=hardware(),
-        made=datetime.now(UTC).isoformat(timespec="seconds"), **found,
+        made=datetime.now(UTC).isoformat(timespec="seconds"), screening=screening, **assessment,
     )  # fmt: skip
     record.save(output)
     return record
@@ -136,7 +146,7 @@ def write_strength(pair: Pair, strength: float, folder: Path) -> None:
             raise ConfigError(f"{folder} exists and holds something else", remedy="name another folder with --output")
 
 
-def _save(source: Path, tensors: dict[str, Any], folder: Path) -> None:
+def _save(source: Path, tensors: dict[str, Tensor], folder: Path) -> None:
     """The tensors, with every other file of the adapter that counts."""
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     decisive = {path for pattern in DECISIVE for path in source.glob(pattern) if path.is_file()}
@@ -191,7 +201,7 @@ def drawn_words(terms: Terms) -> str:
 
 def assumptions(spec: CertificateSpec, terms: Terms, sources: Sources, noise: float) -> list[str]:
     """What the statement rests on and no file can prove, in plain words."""
-    found = [
+    sentences = [
         drawn_words(terms),
         "Models, tau, alpha and unit were fixed before these prompts were looked at, and the prompts played no part in "
         "training or in any choice; looks that were not entered in the ledger are not known here.",
@@ -200,17 +210,17 @@ def assumptions(spec: CertificateSpec, terms: Terms, sources: Sources, noise: fl
         "one that was printed when it was issued, or sign it.",
     ]
     if sources.share is not None:
-        found.append(
+        sentences.append(
             "Prompts that ship with holdfast are public: that nobody trained on them, or on their like, elsewhere is "
             "assumed. Their openings are counted for this model before and this task."
         )
     if not sources.leakage.checked:
-        found.append("No training data was given: that no prompt was trained on is assumed, not checked.")
+        sentences.append("No training data was given: that no prompt was trained on is assumed, not checked.")
     if terms.openings > 1:
-        found.append(
+        sentences.append(
             f"{terms.openings} openings were declared; each spends 1/{terms.openings} of the allowed error, and no "
             "model was built from what an earlier opening showed."
         )
     if noise * NOISE_MARGIN > spec.constraint.tau:
-        found.append(f"tau lies within {NOISE_MARGIN:g} times the numerical noise, which was explicitly allowed.")
-    return found
+        sentences.append(f"tau lies within {NOISE_MARGIN:g} times the numerical noise, which was explicitly allowed.")
+    return sentences

@@ -19,7 +19,8 @@ from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.hashing import sha256_json, sha256_text
 from holdfast.data.examples import normalise
 from holdfast.data.near_duplicates import clusters
-from holdfast.judging.logs.paired import PairedOutcomes, paired_outcomes
+from holdfast.judging.logs.evaluation_log import EvaluationLog
+from holdfast.judging.logs.paired import Epochs, PairedOutcomes, paired_outcomes
 from holdfast.records.certificate import FILE_NAME, CertificateRecord
 from holdfast.records.certificate_table import outcome_lines
 
@@ -28,8 +29,8 @@ _RECORDED = ("score", "threshold", "epochs", "before", "after", "warnings")  # h
 
 def certify_logs(
     before: Path, after: Path, *, output: Path, score: str | None = None, threshold: float | None = None,
-    epochs: Any = None, kind: str = "fixed", alpha: float = 0.05, confidence: float = 0.95, drawn: str = "groups",
-    max_weight: int | None = None, openings: int | None = None, ledger: Path | None = None,
+    epochs: Epochs | None = None, kind: str = "fixed", alpha: float = 0.05, confidence: float = 0.95,
+    drawn: str = "groups", max_weight: int | None = None, openings: int | None = None, ledger: Path | None = None,
 ) -> CertificateRecord:  # fmt: skip
     """Certify that at most a share alpha of what passed in the log before does not pass in the log after.
 
@@ -65,14 +66,13 @@ def certify_logs(
     entry = book.open(claim, ids, declared=openings, label=str(output), texts=texts)
     terms = Terms.of(spec, entry.declared)
     book.settle(claim.sha256, ids, outcome_lines(table, terms.tau))
-    logs = {"before": pairs.log_before, "after": pairs.log_after}
-    named = {side: f"{log.model or 'a model that the log does not name'} in {log.file}" for side, log in logs.items()}
     return write_record(
-        spec, terms, entry, book.path, table, assessed(table, terms, spec.claims), output, models=named,
+        spec, terms, entry, book.path, table, assessed(table, terms, spec.claims), output,
+        models={"before": _named(pairs.log_before), "after": _named(pairs.log_after)},
         places={"before": place_of(before), "after": place_of(after), "prompts": None, "splits": None},
         bound={
-            "data_sha256": _data_sha256(pairs), "before_sha256": logs["before"].sha256,
-            "after_sha256": logs["after"].sha256, "tokenizer_sha256": "", "template_sha256": "",
+            "data_sha256": _data_sha256(pairs), "before_sha256": pairs.log_before.sha256,
+            "after_sha256": pairs.log_after.sha256, "tokenizer_sha256": "", "template_sha256": "",
             "splits_sha256": None, "replies_sha256": None,
         },
         leakage=Leakage(), assumptions=_assumptions(terms, pairs),
@@ -83,9 +83,11 @@ def require_logs(record: CertificateRecord, table: Rows, before: Path, after: Pa
     """Pair the logs again and compare; returns the ids of all samples."""
     how = record.settings["log"]
     pairs = paired_outcomes(before, after, how["score"], threshold=how["threshold"], epochs=how["epochs"])
-    for side, log in (("before", pairs.log_before), ("after", pairs.log_after)):
-        if log.sha256 != record.bound[f"{side}_sha256"]:
-            what = f"the log {side} has sha256 {log.sha256}, expected {record.bound[f'{side}_sha256']}"
+    bound = record.bound
+    sides = ("before", pairs.log_before, bound["before_sha256"]), ("after", pairs.log_after, bound["after_sha256"])
+    for side, log, expected in sides:
+        if log.sha256 != expected:
+            what = f"the log {side} has sha256 {log.sha256}, expected {expected}"
             raise CheckpointError(what, remedy=f"name the log that was certified with --{side}")
     again, stated = (
         (list(rows.ids), rows.degradation.tolist(), rows.cluster.tolist(), list(rows.category))
@@ -94,6 +96,10 @@ def require_logs(record: CertificateRecord, table: Rows, before: Path, after: Pa
     if again != stated or _described(pairs) != how or _data_sha256(pairs) != record.bound["data_sha256"]:
         raise CheckpointError("the certificate's table is not what the logs say", remedy="certify again")
     return _sample_ids(pairs)
+
+
+def _named(log: EvaluationLog) -> str:
+    return f"{log.model or 'a model that the log does not name'} in {log.file}"
 
 
 def _described(pairs: PairedOutcomes) -> dict[str, Any]:

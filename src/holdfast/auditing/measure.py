@@ -75,10 +75,10 @@ class Measured:
             return (self.nll_after - self.nll_before) / self.tokens
         if unit not in UNITS:
             raise ConfigError(f"unknown unit {unit!r}", remedy=nearest(unit, list(UNITS)))
-        found = self.kl if unit == "kl_token" else self.kl_first
-        if found is None:
+        divergence = self.kl if unit == "kl_token" else self.kl_first
+        if divergence is None:
             raise UnsupportedError(f"{unit} was not measured", remedy="ask for it: kl=True (--kl)")
-        return found
+        return divergence
 
 
 class Measurer:
@@ -285,10 +285,10 @@ def second_pass(measurer: Measurer, encoded: Sequence[Encoded]) -> Launch | Endp
 
 def floor_between(first: Mapping[str, tuple[float, float]], again: Launch | EndpointLaunch, unit: str) -> float:
     """The noise floor between a second pass and the audit's own total and first-k losses, by id."""
-    found = again.columns()
+    columns = again.columns()
     nll, early = np.array([first[item.id] for item in again.encoded]).T
-    losses = nll, found["nll_before"], early, found["first_before"]
-    return _floor(Measured(found["tokens"], found["first_tokens"], *losses), unit)
+    losses = nll, columns["nll_before"], early, columns["first_before"]
+    return _floor(Measured(columns["tokens"], columns["first_tokens"], *losses), unit)
 
 
 @torch.no_grad()

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from holdfast.auditing.asking import FOLDER, Asked, Asking, reply_hashes
-from holdfast.auditing.behaviour import judge_record
 from holdfast.auditing.certificate_spec import Prompts
 from holdfast.auditing.measure import Measurer, Progress, measure_pair, noise_floor
 from holdfast.auditing.pair import NAMES, Name, Pair
@@ -27,6 +27,7 @@ from holdfast.certification.behaviour import (
     too_many_flips,
     too_many_unclear,
 )
+from holdfast.certification.blocks import Measured
 from holdfast.certification.terms import Rows, Terms, require_enough_rows
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.feasibility import require_tau_above_noise
@@ -53,7 +54,7 @@ class Measure(ABC):
     noise = 0.0  # the numerical noise floor, in the unit of tau
     settles = True
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Measured:
         """What the claim records of how replies were made and judged."""
         return {}
 
@@ -78,7 +79,7 @@ class ByDegradation(Measure):
     """A number D for every prompt."""
 
     @abstractmethod
-    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
+    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> ArrayLike:
         """D of the prompts from a position on."""
 
     def measure(self, pair: Pair, prompts: Prompts, terms: Terms, known: Rows | None) -> Table:
@@ -132,7 +133,7 @@ class ByLikelihood(ByDegradation):
             raise NumericalError(lost, remedy="load it in float32, or check its files")
         require_tau_above_noise(self.limit, self.noise)
 
-    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
+    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> ArrayLike:
         todo, kl = {name: items[start:] for name, items in self._encoded.items()}, self.limit.unit in KL_UNITS
         measured = measure_pair(pair, todo, first_k=self.limit.first_k, kl=kl, progress=self.progress)
         return measured.degradation(self.limit.unit)
@@ -154,8 +155,10 @@ class ByJudge(ByDegradation):
     # of the prompts from a position on, at every strength
     _asked: dict[int, Asked] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def settings(self) -> dict[str, Any]:
-        return {"judge": judge_record(self.judge, self.asking.max_new_tokens)}
+    def settings(self) -> Measured:
+        name, revision = self.judge.name, self.judge.revision
+        assert revision, "certificate_judge refuses a judge without a revision"
+        return {"judge": {"name": name, "revision": revision, "max_new_tokens": self.asking.max_new_tokens}}
 
     def prepare(self, pair: Pair, prompts: Prompts, terms: Terms) -> None:
         """Refuse prompts that leave no room for a reply, and an adapter without a strength to scale."""
@@ -164,7 +167,7 @@ class ByJudge(ByDegradation):
         for name in NAMES if pair.together else NAMES[:1]:
             self._ask(pair, prompts, 0).require_room(name)
 
-    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> Any:
+    def degradations(self, pair: Pair, prompts: Prompts, start: int) -> ArrayLike:
         if start not in self._asked:
             self._asked[start] = self._ask(pair, prompts, start)
         asked = self._asked[start]
@@ -193,7 +196,7 @@ class ByBehaviour(Measure):
     _before: Sequence[str] = ()
     _again: Sequence[str] = ()
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Measured:
         return {
             "replies": {
                 "rules": RULES_NAME, "rules_revision": RULES_REVISION, "decoding": "greedy",

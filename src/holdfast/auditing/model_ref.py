@@ -10,9 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from holdfast.auditing.endpoint import Endpoint, endpoint_of
+from holdfast.auditing.endpoint import Endpoint, GivenModel, endpoint_of
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.hashing import sha256_json
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.registry import nearest
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.models.adapter import adapter_folder, base_of, leaves_base_alone, require_scorable
@@ -20,6 +21,7 @@ from holdfast.models.content import ModelContent, content_of
 from holdfast.models.fingerprint import adapter_fingerprint, model_fingerprint
 from holdfast.models.handle import load_tokenizer
 from holdfast.models.source import resolve
+from holdfast.records.audit_figures import AuditedModel
 from holdfast.scoring.head import causal_lm
 
 Mode = Literal["one model", "adapter", "two adapters", "two models"]
@@ -46,14 +48,14 @@ class ModelRef:
     endpoint: Endpoint | None = None
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> AuditedModel:
         """What an audit says of it; of an endpoint no sha256, since nobody saw its weights."""
         if self.endpoint is None:
             return {"ref": self.ref, "sha256": self.sha256}
         return {"ref": self.ref, "sha256": None, "endpoint": self.endpoint.identity}
 
 
-def model_ref(model: Any, revision: str | None, *, trust_remote_code: bool) -> ModelRef:
+def model_ref(model: GivenModel, revision: str | None, *, trust_remote_code: bool) -> ModelRef:
     """Find out what a reference or a model in memory is; no weights are loaded."""
     if (endpoint := endpoint_of(model)) is not None:
         if revision is not None:
@@ -70,7 +72,7 @@ def model_ref(model: Any, revision: str | None, *, trust_remote_code: bool) -> M
     return ModelRef(str(model), content.sha256, revision, *base_of(adapter), adapter, content=content)
 
 
-def _in_memory(model: Any) -> ModelRef:
+def _in_memory(model: LanguageModel) -> ModelRef:
     if not hasattr(model, "state_dict") or not hasattr(model, "get_output_embeddings"):
         what = f"a model of type {type(model).__name__}, expected a reference or a causal language model"
         raise ConfigError(what, remedy="give a hub id, a folder, an adapter, or a loaded transformers or PEFT model")
@@ -134,7 +136,7 @@ class Tokenizers:
     def own(self) -> bool:
         return self.before is not self.after
 
-    def of(self, name: str) -> Any:
+    def of(self, name: str) -> Tokenizer:
         return self.before if name == "before" else self.after
 
     def require_unit(self, unit: str) -> None:
@@ -154,12 +156,17 @@ class Tokenizers:
         """Hash of the chat template; with two tokenizers, both hashes joined by `+`."""
         return self._joined(template_sha256)
 
-    def _joined(self, digest: Callable[[Any], str]) -> str:
+    def _joined(self, digest: Callable[[Tokenizer], str]) -> str:
         return "+".join(digest(tokenizer) for tokenizer in ((self.before, self.after) if self.own else (self.before,)))
 
 
 def tokenizers_for(
-    before: ModelRef, after: ModelRef, choice: Choice, *, processing_class: Any = None, trust_remote_code: bool = False
+    before: ModelRef,
+    after: ModelRef,
+    choice: Choice,
+    *,
+    processing_class: Tokenizer | None = None,
+    trust_remote_code: bool = False,
 ) -> Tokenizers:
     """Load the tokenizers that the choice needs.
 
@@ -175,7 +182,7 @@ def tokenizers_for(
     if choice not in CHOICES:
         raise ConfigError(f"tokenizer {choice!r} is not a choice", remedy=nearest(str(choice), list(CHOICES)))
 
-    def load(side: ModelRef) -> Any:
+    def load(side: ModelRef) -> Tokenizer | None:
         if side.endpoint is not None:
             named = side.endpoint.tokenizer
             return processing_class if named is None else load_tokenizer(named, trust_remote_code=trust_remote_code)

@@ -172,7 +172,7 @@ def _stored(output: Path, claim: Claim, prompts: Prompts, book: Ledger) -> tuple
 
 
 def certify(
-    before: str | Path, after: str | Path, prompts: str | Path | Sequence[str | Mapping[str, Any]],
+    before: str | Path, after: str | Path, prompts: str | Path | Sequence[str | Mapping[str, object]],
     by: str = "behaviour", *, also: str | Sequence[str] = (), alpha: float = 0.05, tau: float | None = None,
     unit: str | None = None, confidence: float = 0.95, output: str | Path = "certificate",
     judge: JudgeSpec | None = None, drawn: str = "groups", max_weight: int | None = None, per_category: bool = False,
@@ -234,7 +234,7 @@ def certify(
     return record
 
 
-def _examples(prompts: Sequence[str | Mapping[str, Any]]) -> list[Example]:
+def _examples(prompts: Sequence[str | Mapping[str, object]]) -> list[Example]:
     texts = [make_example(text, "", f"prompt {i}") for i, text in enumerate(prompts) if isinstance(text, str)]
     rows = [row for row in prompts if not isinstance(row, str)]
     return [*texts, *(prompts_in_memory(rows) if rows else [])]

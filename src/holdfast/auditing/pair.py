@@ -16,8 +16,10 @@ from typing import Any, Literal, Self, get_args
 
 import torch
 
+from holdfast.auditing.endpoint import GivenModel
 from holdfast.auditing.model_ref import Choice, Mode, ModelRef, Tokenizers, mode_of, model_ref, stacked, tokenizers_for
 from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.models.adapter import attach, not_plain_lora
 from holdfast.models.content import require_unchanged
 from holdfast.models.handle import DType, check_vocabulary, fast_dtype, load_model, require_device
@@ -102,7 +104,7 @@ class Pair:
             torch.cuda.empty_cache()
 
     @contextmanager
-    def on(self, name: Name) -> Iterator[Any]:
+    def on(self, name: Name) -> Iterator[LanguageModel]:
         model, side = self.model(name), self.ref(name)
         if self.mode == "two adapters":
             model.set_adapter(name, inference_mode=True)
@@ -111,7 +113,7 @@ class Pair:
             yield model
 
     @contextmanager
-    def using(self, name: Name) -> Iterator[Any]:
+    def using(self, name: Name) -> Iterator[LanguageModel]:
         """One side in evaluation mode; of two models it is freed at the end, before the other one is loaded."""
         keep = self.together  # of what is in memory now: loading this side may change that
         with self.on(name) as model, deterministic(model):
@@ -124,7 +126,7 @@ class Pair:
         if not self.together:
             self.release(name)
 
-    def sides(self) -> Iterator[tuple[Name, Any]]:
+    def sides(self) -> Iterator[tuple[Name, LanguageModel]]:
         """Each side in turn."""
         for name in NAMES:
             with self.using(name) as model:
@@ -155,7 +157,7 @@ class Pair:
                 parameter.copy_(original * strength)
         self.strength = strength
 
-    def model(self, name: Name) -> Any:
+    def model(self, name: Name) -> LanguageModel:
         """The model that carries a side, loaded if need be; one object for both sides unless there are two models."""
         if name not in self._models:
             model = self._load(name)
@@ -168,7 +170,7 @@ class Pair:
                 logger.warning("the models' weights differ in dtype (%s): rounding is part of D", self.dtype)
         return self._models[name]
 
-    def _load(self, name: Name) -> Any:
+    def _load(self, name: Name) -> LanguageModel:
         given = [side for side in (self.before, self.after) if side.loaded is not None]
         if self.mode == "adapter" and given:
             return next(side.loaded for side in given if _peft_in_memory(side))
@@ -186,9 +188,9 @@ class Pair:
 
 
 def open_pair(
-    before: Any, after: Any, *, dtype: DType = "auto", device: str | torch.device | None = None,
+    before: GivenModel, after: GivenModel, *, dtype: DType = "auto", device: str | torch.device | None = None,
     tokenizer: Choice = "same", trust_remote_code: bool = False, before_revision: str | None = None,
-    after_revision: str | None = None, processing_class: Any = None,
+    after_revision: str | None = None, processing_class: Tokenizer | None = None,
 ) -> Pair:  # fmt: skip
     """Resolve, hash and compare two models; weights are loaded when they are first used.
 
@@ -214,7 +216,7 @@ def _peft_in_memory(side: ModelRef) -> bool:
     return side.loaded is not None and hasattr(side.loaded, "get_base_model")
 
 
-def _weights_dtype(model: Any) -> str:
+def _weights_dtype(model: LanguageModel) -> str:
     """The dtype of the embeddings, which no adapter changes; fp16 is refused."""
     if any(p.dtype == torch.float16 for p in model.parameters()):
         raise UnsupportedError("a model in fp16 is not supported", remedy="load it in bfloat16 or float32")

@@ -4,6 +4,8 @@ What a killed audit continues from is written whole or not at all, and belongs t
 and versions. A part's file is the sha256 of a parquet table (32 bytes), then the table: Arrow sees no flipped bit.
 """
 
+from __future__ import annotations
+
 import io
 import logging
 import shutil
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,9 +30,12 @@ from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.core.units import UNITS
 from holdfast.data.stream import ExampleStream
 from holdfast.records.audit import Audit
-from holdfast.records.audit_figures import violated
+from holdfast.records.audit_figures import AuditedData, AuditedModel, violated
 from holdfast.records.audit_folder import table_figures, write_audit_folder
 from holdfast.scoring.completion import CompletionLosses
+
+if TYPE_CHECKING:
+    from pyarrow import Table
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +48,7 @@ _LOSSES = ("tokens", "first_tokens", "nll_before", "nll_after", "first_before", 
 class PartialResults:
     """Measured windows of one audit, by pass (`both`, `before`, `after`) and number, and its noise floor."""
 
-    def __init__(self, output: Path, binding: Mapping[str, Any]) -> None:
+    def __init__(self, output: Path, binding: Mapping[str, object]) -> None:
         self.folder, self.sha256 = output / FOLDER, sha256_json(dict(binding))
         self._remedy = f"delete {self.folder} and audit again"
         self._noise, manifest = self.folder / "noise.json", self.folder / "manifest.json"
@@ -60,7 +65,7 @@ class PartialResults:
     def has(self, name: str, window: int) -> bool:
         return self._path(name, window).exists()
 
-    def write(self, name: str, window: int, columns: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    def write(self, name: str, window: int, columns: Mapping[str, object], facts: Mapping[str, object]) -> None:
         """Store a window's columns, and facts about how they were measured."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -90,7 +95,7 @@ class PartialResults:
     def remove(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _table(self, name: str, window: int) -> Any:
+    def _table(self, name: str, window: int) -> Table:
         path = self._path(name, window)
         data = read_plain_file(path, remedy=self._remedy)
         if sha256(data[DIGEST:]).digest() != data[:DIGEST]:
@@ -102,26 +107,26 @@ class PartialResults:
 
 
 def _write(
-    folder: Path, parts: Iterable[dict[str, Any]], constraint: ChanceConstraint, facts: Mapping[str, Any],
+    folder: Path, parts: Iterable[dict[str, Any]], constraint: ChanceConstraint, facts: Mapping[str, object],
     behaviour: Behaviour | None = None,
 ) -> Audit:  # fmt: skip
     """The table part by part, each of one role, then the summary: figures, and `facts` that are not in the table."""
     limit: dict[str, Any] = {name: getattr(constraint, name) for name in ("unit", "tau", "alpha")}
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows() -> Iterator[dict[str, object]]:
         stop = 0
         for part in parts:
             start, stop = stop, stop + len(part["id"])
             judged = {} if behaviour is None else behaviour.columns(start, stop)
             yield part | judged | {"violated": violated(part[constraint.unit], constraint.tau)}
 
-    def summary(table: Any) -> dict[str, Any]:
+    def summary(table: Table) -> dict[str, object]:
         lost = int((~np.isfinite(table.column(constraint.unit).to_numpy())).sum())
         if lost:
             logger.warning("%d examples have no finite degradation; they count as violations unless it is -inf", lost)
         found = {"first_k": constraint.first_k, "commit": commit(), "hardware": hardware()}
         judged = {"behaviour": None if behaviour is None else behaviour.to_json()}
-        return table_figures(table, **limit) | limit | found | judged | dict(facts)
+        return {**table_figures(table, **limit), **limit, **found, **judged, **facts}
 
     write_audit_folder(folder, summary, rows(), judged=behaviour is not None)
     return Audit.load(folder)
@@ -129,7 +134,7 @@ def _write(
 
 def write_audit(
     folder: Path, pair: Pair, streams: Mapping[str, ExampleStream], windows: int, parts: PartialResults,
-    constraint: ChanceConstraint, behaviour: Behaviour | None, facts: Mapping[str, Any],
+    constraint: ChanceConstraint, behaviour: Behaviour | None, facts: Mapping[str, object],
 ) -> Audit:  # fmt: skip
     """The files of an audit whose windows are all measured; `facts`: its binding, versions and time."""
     noise = parts.noise()
@@ -201,8 +206,8 @@ class MeasuredRole:
 
 
 def write_run_audit(
-    folder: Path, roles: Mapping[str, MeasuredRole], constraint: ChanceConstraint, *, before: Mapping[str, Any],
-    after: Mapping[str, Any], data: Mapping[str, Any], tokenizer_sha256: str, template_sha256: str, dtype: str,
+    folder: Path, roles: Mapping[str, MeasuredRole], constraint: ChanceConstraint, *, before: AuditedModel,
+    after: AuditedModel, data: AuditedData, tokenizer_sha256: str, template_sha256: str, dtype: str,
     device: str, noise_floor: float | None, duplicates_dropped: int, seconds: float,
 ) -> Audit:  # fmt: skip
     """Write audit.parquet and then audit.json, with mode `training`; an audit of an earlier end is replaced.

@@ -7,6 +7,7 @@ What this cannot show is who issued it: whoever can change all files together ca
 them. The sha256 that was printed at issue, kept elsewhere and given as `expect`, or a signature closes that gap.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from holdfast.auditing.asking import require_replies
 from holdfast.auditing.certificate_spec import claim_of, read_prompts
 from holdfast.auditing.log_certificate import require_logs
 from holdfast.certification.behaviour import Classes
+from holdfast.certification.blocks import Screened
 from holdfast.certification.openings import Ledger, ScopedLedger, default_ledger, scope_of, split_sha256
 from holdfast.certification.terms import Rows
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, HoldfastError
 from holdfast.core.hashing import sha256_file
+from holdfast.core.library_types import Tokenizer
 from holdfast.data.bundled import public_ids
 from holdfast.data.encode import template_sha256, tokenizer_sha256
 from holdfast.data.examples import Example
@@ -26,6 +29,7 @@ from holdfast.models.content import content_of, forget_hashes
 from holdfast.models.handle import load_tokenizer
 from holdfast.records.certificate import FILE_NAME, CertificateRecord, load_certificate
 from holdfast.records.certificate_table import Table, claims_of, outcome_lines, read_stored, require_figures
+from holdfast.records.stored_evidence import places_of
 from holdfast.screening.certify_share import certify_share
 from holdfast.screening.record import load_finished
 
@@ -93,11 +97,11 @@ def _verify_content(
     forget_hashes()
     _require_models(record, models, moved=before)
     if after is None and (in_front := model_of_run(folder)) is not None:
-        found = _content(record, "after", in_front, before)
-        if found != record.trained_sha256:  # a certificate copied into another run's folder says nothing about that run
+        weights = _content(record, "after", in_front, before)
+        if weights != record.trained_sha256:  # a certificate copied into another run's folder says nothing about it
             raise CheckpointError(
                 f"the certificate is of {record.models['after']} (sha256 {record.trained_sha256}), and the model of "
-                f"the run it lies in, {in_front}, has sha256 {found}",
+                f"the run it lies in, {in_front}, has sha256 {weights}",
                 remedy="a certificate speaks of one model: certify this one, or name the certified one with --after",
             )
     examples = _require_data(record, table, prompts or record.places["prompts"])
@@ -120,7 +124,7 @@ def model_of_run(folder: Path) -> Path | None:
 def _content(record: CertificateRecord, side: str, ref: str | Path, moved: str | Path | None) -> str:
     """Content of a side; an adapter's base is looked for where it says, then where `before` was moved to."""
     options: dict[str, Any] = {"trust_remote_code": record.settings["trust_remote_code"]}
-    options["revision"] = record.settings[f"{side}_revision"]
+    options["revision"] = places_of(record)[side].revision
     try:
         return content_of(ref, **options).sha256
     except ConfigError as error:
@@ -130,14 +134,17 @@ def _content(record: CertificateRecord, side: str, ref: str | Path, moved: str |
         raise CheckpointError(what, remedy=f"name the place it was moved to with --{side}") from error
 
 
-def _require_models(record: CertificateRecord, models: dict[str, Any], *, moved: str | Path | None) -> None:
+def _require_models(record: CertificateRecord, models: Mapping[str, str | Path], *, moved: str | Path | None) -> None:
+    stated = {"before": record.bound["before_sha256"], "after": record.bound["after_sha256"]}
     for side, ref in models.items():
-        _same(f"the model {side} ({ref})", record.bound[f"{side}_sha256"], _content(record, side, ref, moved))
-    original = (record.strength or {}).get("original")
+        _same(f"the model {side} ({ref})", stated[side], _content(record, side, ref, moved))
+    if record.strength is None:
+        return
+    original = record.strength["original"]
     # The certified adapter is the one that was written; the one it was scaled from need not be kept.
-    if original is not None and original != record.places["after"] and Path(original).exists():
-        stated = (record.strength or {})["original_sha256"]
-        _same(f"the adapter at full strength ({original})", stated, _content(record, "after", original, moved))
+    if original != record.places["after"] and Path(original).exists():
+        whole = record.strength["original_sha256"]
+        _same(f"the adapter at full strength ({original})", whole, _content(record, "after", original, moved))
 
 
 def _require_data(record: CertificateRecord, rows: Table, source: str | None) -> list[Example]:
@@ -161,13 +168,13 @@ def _require_data(record: CertificateRecord, rows: Table, source: str | None) ->
         what = error.what if isinstance(error, HoldfastError) else "its settings are not those of holdfast"
         remedy = "name their place with --prompts"
         raise CheckpointError(f"the prompts cannot be read as they were: {what}", remedy=remedy) from error
-    found = read_prompts(measured, source=source, **shape)
-    _same(f"the data {source}", record.bound["data_sha256"], found.data_sha256)
-    by_id = dict(zip(found.ids, zip(found.cluster, found.categories, strict=True), strict=True))
+    again = read_prompts(measured, source=source, **shape)
+    _same(f"the data {source}", record.bound["data_sha256"], again.data_sha256)
+    by_id = dict(zip(again.ids, zip(again.cluster, again.categories, strict=True), strict=True))
     stated = zip(rows.ids, rows.cluster.tolist(), rows.category, strict=True)
     if any(by_id[name] != (cluster, category) for name, cluster, category in stated):
         raise CheckpointError("the table's clusters or categories are not those of the prompts", remedy=_ISSUE)
-    if shape["sequential"] and found.ids != ids:
+    if shape["sequential"] and again.ids != ids:
         raise CheckpointError("the prompts are in another order than when they were measured", remedy=_ISSUE)
     place, stated_sha256 = record.places["splits"], record.bound["splits_sha256"]
     if place is None:
@@ -179,15 +186,16 @@ def _require_data(record: CertificateRecord, rows: Table, source: str | None) ->
         raise CheckpointError(f"the run's {what} {place} is missing", remedy=_ISSUE)
     _same(f"the run's {what} {place}", stated_sha256, sha256_file(Path(place)))
     if record.screening is not None:
-        _require_share(record, rows, measured, Path(place))
+        _require_share(record, record.screening, rows, measured, Path(place))
     elif set(ids) != set(load_record(Path(place).parent).ids["certify"]):
         raise CheckpointError(f"the prompts are not the certify share of {place}", remedy=_ISSUE)
     return measured
 
 
-def _require_share(record: CertificateRecord, table: Table, examples: list[Example], place: Path) -> None:
+def _require_share(
+    record: CertificateRecord, stated: Screened, table: Table, examples: list[Example], place: Path
+) -> None:
     """What the certificate says of screening follows from its record, and the prompts are its certify share."""
-    stated = record.screening or {}
     if len(public_ids(examples)) != stated["public"]:
         raise CheckpointError(
             f"{len(public_ids(examples))} of the certificate's prompts ship with this version of holdfast, and it says "
@@ -206,18 +214,22 @@ def _require_share(record: CertificateRecord, table: Table, examples: list[Examp
         raise CheckpointError(f"what the table's prompts keep is not what {place} says", remedy=_ISSUE)
 
 
-def _require_tokens(record: CertificateRecord, models: dict[str, Any], *, moved: str | Path | None) -> None:
+def _require_tokens(record: CertificateRecord, models: Mapping[str, str | Path], *, moved: str | Path | None) -> None:
     sides = {"own": ("before", "after"), "after": ("after",)}.get(record.settings["tokenizer"], ("before",))
     tokenizers = [_tokenizer(record, side, models[side], moved) for side in sides]
-    for name, digest in (("tokenizer", tokenizer_sha256), ("template", template_sha256)):
-        stated, digests = record.bound[f"{name}_sha256"], [digest(tokenizer) for tokenizer in tokenizers]
+    bound = record.bound
+    for name, stated, digest in (
+        ("tokenizer", bound["tokenizer_sha256"], tokenizer_sha256),
+        ("template", bound["template_sha256"], template_sha256),
+    ):
+        digests = [digest(tokenizer) for tokenizer in tokenizers]
         _same(f"the {name}", stated, "+".join(digests) if "+" in stated else digests[0])
 
 
-def _tokenizer(record: CertificateRecord, side: str, ref: str | Path, moved: str | Path | None) -> Any:
+def _tokenizer(record: CertificateRecord, side: str, ref: str | Path, moved: str | Path | None) -> Tokenizer:
     trust = bool(record.settings["trust_remote_code"])
     try:
-        return load_tokenizer(ref, revision=record.settings[f"{side}_revision"], trust_remote_code=trust)
+        return load_tokenizer(ref, revision=places_of(record)[side].revision, trust_remote_code=trust)
     except ConfigError as error:
         if moved is None:
             raise CheckpointError(f"the tokenizer cannot be found: {error.what}", remedy=error.remedy) from error
@@ -240,9 +252,9 @@ def require_entered(record: CertificateRecord, table: Table, ids: list[str], led
     entry = ledger.find(record.openings["claim"], ids)
     stated = (record.openings["declared"], record.openings["this"])
     if entry is None or (entry.declared, entry.number) != stated:
-        found = "none" if entry is None else f"number {entry.number} of {entry.declared}"
+        entered = "none" if entry is None else f"number {entry.number} of {entry.declared}"
         raise CheckpointError(
-            f"{ledger.path}: expected opening number {stated[1]} of {stated[0]} for this claim, found {found}",
+            f"{ledger.path}: expected opening number {stated[1]} of {stated[0]} for this claim, found {entered}",
             remedy="restore the ledger that the certificate was entered in, or certify again into another folder",
         )
     if not ledger.came_to(record.openings["claim"], ids, outcome_lines(table, record.tau)):
@@ -250,6 +262,6 @@ def require_entered(record: CertificateRecord, table: Table, ids: list[str], led
         raise CheckpointError(what, remedy="restore the table and the certificate that were issued")
 
 
-def _same(what: str, expected: str, found: str) -> None:
+def _same(what: str, expected: str | None, found: str) -> None:
     if expected != found:
         raise CheckpointError(f"{what} was changed: expected sha256 {expected}, found {found}", remedy=_ISSUE)

@@ -22,14 +22,15 @@ import math
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.certification.arguments import exact
 from holdfast.certification.binomial import p_value
+from holdfast.certification.blocks import Assessment, KindFigures, StrengthFigures
 from holdfast.certification.certificate import Certificate, certify_counts
 from holdfast.certification.sequential import EProcess
 from holdfast.certification.share import Counted, ShareTest, certify_categories, grouped
@@ -56,6 +57,12 @@ class Tested:
     def binomial(cls, strength: float, regressions: int, n: int, alpha: float) -> Self:
         """Returns the exact binomial test at one strength."""
         return cls(strength, int(regressions), int(n), p_value(regressions, n, alpha))
+
+    def to_json(self) -> StrengthFigures:
+        return {
+            "strength": self.strength, "regressions": self.regressions, "n": self.n, "p_value": self.p_value,
+            "passed": self.passed,
+        }  # fmt: skip
 
 
 def fixed_sequence(strengths: Sequence[float], test: Callable[[float], Tested], level: float) -> list[Tested]:
@@ -84,33 +91,35 @@ def largest(tested: Sequence[Tested]) -> float | None:
     return passed[-1].strength if passed else None
 
 
-def assess(rows: Rows, terms: Terms) -> dict[str, Any]:
+def assess(rows: Rows, terms: Terms) -> Assessment:
     """Returns the fields of a certificate that follow from its table, which must fit the kind of certificate."""
     if len(rows.ids) == 0:
         raise _unfit("it has no rows")
     if (terms.kind == "strength") == bool(np.isnan(rows.strength).any()):
         raise _unfit("strengths are given where there should be none, or missing")
-    blank: dict[str, Any] = dict.fromkeys(("categories", "strength", "sequential", "e_value", "certified_tau"))
-    blank |= {"level": terms.level, "examples": len(rows.ids), "drawn": terms.drawn, "max_weight": terms.max_weight}
-    return blank | _KINDS[terms.kind](rows, terms)
-
-
-def _figures(test: ShareTest) -> dict[str, Any]:
     return {
-        "certified": test.certified, "n": test.unit.n, "regressions": test.unit.regressions, "p_value": test.p_value,
-        "upper_bound": test.upper_bound, "e_value": test.e_value,
-        "groups": asdict(test.groups), "rows": asdict(test.rows),
+        "categories": None, "strength": None, "sequential": None, "e_value": None, "certified_tau": None,
+        "level": terms.level, "examples": len(rows.ids), "drawn": terms.drawn, "max_weight": terms.max_weight,
+        **_KINDS[terms.kind](rows, terms),
     }  # fmt: skip
 
 
-def _fixed(rows: Rows, terms: Terms) -> dict[str, Any]:
+def _figures(test: ShareTest, said: str) -> KindFigures:
+    return {
+        "certified": test.certified, "statement": said, "n": test.unit.n, "regressions": test.unit.regressions,
+        "p_value": test.p_value, "upper_bound": test.upper_bound, "e_value": test.e_value,
+        "groups": test.groups.to_json(), "rows": test.rows.to_json(),
+    }  # fmt: skip
+
+
+def _fixed(rows: Rows, terms: Terms) -> KindFigures:
     test = terms.test(rows)
     tau = smallest_tau(rows.degradation, lambda value: terms.test(rows, value).certified)
     said = statement(test, terms.said, terms.openings, terms.claims)
-    return _figures(test) | {"statement": said, "certified_tau": tau}
+    return {**_figures(test, said), "certified_tau": tau}
 
 
-def _finite_pool(rows: Rows, terms: Terms) -> dict[str, Any]:
+def _finite_pool(rows: Rows, terms: Terms) -> KindFigures:
     if terms.pool is None:
         raise _unfit("a finite pool has no size")
     n, groups = len(rows.ids), _counts(rows, terms)[0]
@@ -121,14 +130,15 @@ def _finite_pool(rows: Rows, terms: Terms) -> dict[str, Any]:
 
     test = made(terms.tau)
     return {
-        "certified": test.certified, "statement": test.statement(terms.said.regress), "n": n,
+        "certified": test.certified, "statement": test.sentence(terms.said.regress), "n": n,
         "regressions": test.regressions, "upper_bound": test.upper_bound, "p_value": test.p_value,
-        "groups": asdict(groups), "rows": asdict(Counted(n, test.regressions, test.p_value, test.upper_bound)),
+        "groups": groups.to_json(),
+        "rows": Counted(n, test.regressions, test.p_value, test.upper_bound).to_json(),
         "certified_tau": smallest_tau(rows.degradation, lambda tau: made(tau).certified),
     }  # fmt: skip
 
 
-def _sequential(rows: Rows, terms: Terms) -> dict[str, Any]:
+def _sequential(rows: Rows, terms: Terms) -> KindFigures:
     if terms.drawn == "groups" and len(set(rows.cluster.tolist())) != len(rows.ids):
         raise _unfit("a sequence holds near-duplicates")
     process = EProcess(terms.alpha, terms.confidence, parts=terms.parts)
@@ -149,11 +159,11 @@ def _sequential(rows: Rows, terms: Terms) -> dict[str, Any]:
         "certified": process.certified and not exceeded, "statement": text, "n": process.n,
         "regressions": process.regressions, "upper_bound": process.upper_bound(kept=not exceeded), "p_value": None,
         "e_value": min(process.e_value, sys.float_info.max), "sequential": process.to_json(),
-        "groups": asdict(groups), "rows": asdict(prompts),
+        "groups": groups.to_json(), "rows": prompts.to_json(),
     }  # fmt: skip
 
 
-def _per_category(rows: Rows, terms: Terms) -> dict[str, Any]:
+def _per_category(rows: Rows, terms: Terms) -> KindFigures:
     if any(name is None for name in rows.category):
         raise _unfit("prompts without a category")
     labels = np.array(rows.category, dtype=object)
@@ -171,14 +181,14 @@ def _per_category(rows: Rows, terms: Terms) -> dict[str, Any]:
     failed = f"Not certified: that {said} is not shown ({passed} of {len(verdicts)} categories are certified)."
     return {
         "certified": certified, "statement": f"{at}, {said}." if certified else failed,
-        "n": unit.n, "regressions": unit.regressions, "groups": asdict(groups), "rows": asdict(prompts),
+        "n": unit.n, "regressions": unit.regressions, "groups": groups.to_json(), "rows": prompts.to_json(),
         "upper_bound": max(verdict.upper_bound for verdict in verdicts.values()),
         "p_value": max(verdict.adjusted_p for verdict in verdicts.values()),
-        "categories": {name: asdict(verdict) for name, verdict in verdicts.items()},
+        "categories": {name: verdict.to_json() for name, verdict in verdicts.items()},
     }  # fmt: skip
 
 
-def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
+def _strength(rows: Rows, terms: Terms) -> KindFigures:
     measured = list(dict.fromkeys(rows.strength.tolist()))
     if tuple(measured) != STRENGTHS[: len(measured)]:
         raise _unfit("the strengths are not those of the fixed sequence")
@@ -198,10 +208,10 @@ def _strength(rows: Rows, terms: Terms) -> dict[str, Any]:
         text = f"Not certified: not even at strength {tested[-1].strength:g} is it shown that {said} ({counts})."
     else:
         text = f"{terms.confident}, at adapter strength {chosen:g}, the largest that passed, {said} ({counts})."
-    return _figures(shown) | {
-        "certified": chosen is not None, "statement": text, "upper_bound": bound,
+    return {
+        **_figures(shown, text), "certified": chosen is not None, "upper_bound": bound,
         "examples": len(places[measured[0]]),
-        "strength": {"chosen": chosen, "tested": [asdict(outcome) for outcome in tested]},
+        "strength": {"chosen": chosen, "tested": [outcome.to_json() for outcome in tested]},
     }  # fmt: skip
 
 
@@ -236,7 +246,7 @@ def _unfit(what: str) -> CheckpointError:
     return CheckpointError(f"the certificate's table does not fit it: {what}", remedy="restore it, or certify again")
 
 
-_KINDS = {
+_KINDS: dict[str, Callable[[Rows, Terms], KindFigures]] = {
     "fixed": _fixed, "finite_pool": _finite_pool, "sequential": _sequential, "per_category": _per_category,
     "strength": _strength,
 }  # fmt: skip

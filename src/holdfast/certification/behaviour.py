@@ -12,13 +12,13 @@ and above alpha / 5 of the prompts that it refused at all they would drown what 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.certification.arguments import exact
 from holdfast.certification.assessment import assess
+from holdfast.certification.blocks import Assessed
 from holdfast.certification.terms import Rows, Terms, Words
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.percent import exact_percent, percent
@@ -102,7 +102,7 @@ class Classes:
         flips = sum((first == claim) != (second == claim) for first, second in pairs)
         return flips, sum(claim in pair for pair in pairs)
 
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, dict[str, int]]:
         sides = {"before": self.before, "again": self.again, "after": self.after}
         return {side: {name: list(found).count(name) for name in CLASSES} for side, found in sides.items()}
 
@@ -117,7 +117,7 @@ def too_many_flips(flips: int, asked: int, alpha: float) -> bool:
     return flips * FLIPS > exact(alpha) * asked
 
 
-def _assess_classes(classes: Classes, terms: Terms, claims: Sequence[Claimed]) -> dict[str, Any]:
+def _assess_classes(classes: Classes, terms: Terms, claims: Sequence[Claimed]) -> Assessed:
     """Those of a behaviour certificate; several claims share the level, so that all hold together."""
     shared = replace(terms, claims=len(claims))
     each = {claim: assess(classes.rows(claim), replace(shared, unit=claim.unit, words=claim.words)) for claim in claims}
@@ -136,7 +136,8 @@ def _assess_classes(classes: Classes, terms: Terms, claims: Sequence[Claimed]) -
         if too_many_flips(changed, asked, terms.alpha)
     ]
     sentences = " ".join(found["statement"] for found in each.values())
-    return first | {
+    return {
+        **first,
         "certified": not obstacles and all(found["certified"] for found in each.values()),
         "statement": f"Not certified: {'; '.join(obstacles)}." if obstacles else sentences,
         "also": others[0] if others else None,
@@ -150,8 +151,8 @@ def _assess_classes(classes: Classes, terms: Terms, claims: Sequence[Claimed]) -
     }  # fmt: skip
 
 
-def assessed(table: Rows | Classes, terms: Terms, claims: Sequence[Claimed]) -> dict[str, Any]:
+def assessed(table: Rows | Classes, terms: Terms, claims: Sequence[Claimed]) -> Assessed:
     """The fields of a certificate that follow from its table."""
     if isinstance(table, Classes):
         return _assess_classes(table, terms, claims)
-    return assess(table, terms) | {"also": None, "behaviour": None}
+    return {**assess(table, terms), "also": None, "behaviour": None}

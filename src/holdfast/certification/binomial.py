@@ -10,10 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincc, betainccinv, betaincinv
 
 from holdfast.certification.arguments import CEILING, GRID, LARGEST_COUNT, confidence_level, count, grid_alpha, tally
@@ -84,7 +83,7 @@ def most_regressions(n: int, alpha: float, confidence: float = 0.95, *, parts: i
     return too_many - 1 if too_many else None
 
 
-def tail(k: Any, n: Any, rate: float) -> NDArray[np.float64]:
+def tail(k: ArrayLike, n: ArrayLike, rate: float) -> NDArray[np.float64]:
     """Returns P(Bin(n, rate) <= k) elementwise, 1 where k >= n, to `DIGITS` significant digits."""
     k, n = np.asarray(k), np.asarray(n)
     if rate == 0:

@@ -12,10 +12,9 @@ c = 1 and groups of one prompt, E is the e-value of `sequential`.
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from holdfast.certification.arguments import confidence_level, grid_alpha
 from holdfast.certification.binomial import rounded, smallest_rate
@@ -41,7 +40,7 @@ def p_value(sizes: NDArray[np.int64], failed: NDArray[np.int64], cap: int, alpha
     return float(_p_of(log_e_value(sizes, failed, cap, grid_alpha(alpha))))
 
 
-def equal_groups(k: Any, n: Any, relative_weight: float, alpha: float) -> NDArray[np.float64]:
+def equal_groups(k: ArrayLike, n: ArrayLike, relative_weight: float, alpha: float) -> NDArray[np.float64]:
     """Returns min(1, 1/E) elementwise for n groups of one size of which k regress as a whole; w/c = relative_weight."""
     k, n = np.asarray(k, dtype=np.float64), np.asarray(n, dtype=np.float64)
     step = SHARES * relative_weight
@@ -69,7 +68,7 @@ def upper_bound(
     return smallest_rate(guess, lambda alpha: float(_p_of(log_e(alpha))), level)
 
 
-def _p_of(log_e: Any) -> NDArray[np.float64]:
+def _p_of(log_e: ArrayLike) -> NDArray[np.float64]:
     return rounded(np.exp(-np.maximum(log_e, 0.0)))
 
 

@@ -1,7 +1,6 @@
 """A certificate from bare counts: the exact test of them, and the claim in words."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from holdfast.certification import binomial, finite_pool
 from holdfast.certification.arguments import confidence_level, count, tally
@@ -34,8 +33,13 @@ class Certificate:
         """The verdict: p_value <= level."""
         return self.p_value <= self.level
 
-    def statement(self, regress: str = "regress") -> str:
-        """Returns the claim as one sentence; `regress` may say by how much: "degrade by more than 0.1 nats"."""
+    @property
+    def statement(self) -> str:
+        """The claim as one sentence."""
+        return self.sentence("regress")
+
+    def sentence(self, regress: str) -> str:
+        """Returns the statement in other words for "regress", such as "degrade by more than 0.1 nats"."""
         counts = f"{self.regressions} of {self.n} did"
         if self.pool is None:
             said = claim(self.alpha, Words(regress), drawn="rows")
@@ -46,9 +50,9 @@ class Certificate:
             said, counts = f"at most {share}", f"{self.regressions} of {self.n} drawn from the list at random did"
         return verdict(self.certified, said, counts, self.upper_bound, confident(self.confidence, self.openings))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Returns the fields by name, with the verdict and the statement."""
-        return {**asdict(self), "certified": self.certified, "statement": self.statement()}
+        return {**asdict(self), "certified": self.certified, "statement": self.statement}
 
 
 def certify_counts(

@@ -7,7 +7,6 @@ prompts of several seeds are not independent, and an interval over all of them w
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +40,7 @@ class PromptComparison:
     p_value: float
     confidence: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
 
@@ -57,7 +56,7 @@ class SeedComparison:
     confidence: float
     caution: str | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "differences": list(self.differences), "seeds": len(self.differences)}
 
 

@@ -15,7 +15,7 @@ A run looks at these prompts repeatedly: the bounds are gauges and no certificat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, NotRequired, Self, TypedDict
 
 from holdfast.certification.arguments import exact, rate
 from holdfast.core.errors import DataError
@@ -87,6 +87,35 @@ class Limits:
             rate(name, value)
 
 
+class KeptOfKind(TypedDict):
+    """Groups of one kind of prompt: how many are kept, and how many there are."""
+
+    kept: int
+    of: int
+
+
+class KeptFigure(TypedDict):
+    """A figure in result.json; `share` is null where there is no group, `shown` whether it is within the limit."""
+
+    kept: int
+    of: int
+    share: float | None
+    low: float
+    high: float
+    limit: float
+    passed: bool
+    unsorted: int
+    shown: bool
+    kinds: NotRequired[dict[str, KeptOfKind]]
+
+
+class BehaviourValues(TypedDict, total=False):
+    """Of a run whose replies were watched: its figures and, where a rollback was called for, the step it led to."""
+
+    behaviour: dict[str, KeptFigure]
+    rolled_back_to: int | None
+
+
 @dataclass(frozen=True)
 class Kept:
     """One figure: `kept` of `of` groups; at most a share `limit` may be lost. An unsorted reply is not kept.
@@ -144,11 +173,14 @@ class Kept:
     def bounds(self) -> str:
         return f"{percent_down(self.low)} to {percent_up(self.high)}"
 
-    def to_json(self) -> dict[str, Any]:
-        names = ("kept", "of", "share", "low", "high", "limit", "passed", "unsorted")
-        kinds = {kind: {"kept": kept, "of": of} for kind, kept, of in self.kinds}
-        found = {name: getattr(self, name) for name in names} | {"shown": self.shown is Shown.WITHIN}
-        return found | ({"kinds": kinds} if kinds else {})
+    def to_json(self) -> KeptFigure:
+        figure: KeptFigure = {
+            "kept": self.kept, "of": self.of, "share": self.share, "low": self.low, "high": self.high,
+            "limit": self.limit, "passed": self.passed, "unsorted": self.unsorted, "shown": self.shown is Shown.WITHIN,
+        }  # fmt: skip
+        if self.kinds:
+            figure["kinds"] = {kind: {"kept": kept, "of": of} for kind, kept, of in self.kinds}
+        return figure
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:

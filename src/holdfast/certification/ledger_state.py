@@ -87,7 +87,7 @@ class Claim:
 
 def look_sha256(
     before_sha256: str, after_sha256: str, unit: str, tau: float, alpha: float, first_k: int,
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
 ) -> str:  # fmt: skip
     """Identity of a look at prompts: which two models were compared, and by which measure.
 

@@ -11,10 +11,10 @@ min(N, c), and E depends on k and n alone: exact as well. Where sizes differ, th
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainccinv, btdtrib
 
 from holdfast.certification import binomial, capped_weight
@@ -28,6 +28,78 @@ LIKELY = 0.8
 POWERS = (0.8, 0.9, 0.95)
 SHARES_OF_ALPHA = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8)  # true rates worth showing: from a perfect model to a doubtful one
 _FIRST_CHUNK = 64
+
+
+class Fewest(TypedDict):
+    """The smallest number of groups of which `regressions` may regress."""
+
+    regressions: int
+    groups: int
+
+
+class Needed(TypedDict):
+    """The groups that reach `power`, and how many may regress; both None where that is beyond what is searched."""
+
+    power: float
+    groups: int | None
+    regressions: int | None
+
+
+class ForPower(TypedDict):
+    """The first number of groups that reaches the wanted `power` at `true_rate`, and the power it `reached`."""
+
+    true_rate: float
+    power: float
+    groups: int
+    regressions: int
+    reached: float
+
+
+class NeededAt(TypedDict):
+    """A row of the table: what each power in `POWERS` needs at `true_rate`."""
+
+    true_rate: float
+    needed: list[Needed]
+
+
+class LargestRate(TypedDict):
+    """The highest true rate at which the groups at hand certify with probability `power`; None if they never do."""
+
+    power: float
+    largest_true_rate: float | None
+
+
+class PowerAt(TypedDict):
+    """The probability that the groups at hand certify at `true_rate`."""
+
+    true_rate: float
+    power: float
+
+
+class WithN(TypedDict):
+    """What `n` groups can certify; `most_regressions` is None where even 0 is too many."""
+
+    n: int
+    most_regressions: int | None
+    smallest_alpha: float
+    at_power: LargestRate
+    power: list[PowerAt]
+
+
+class Plan(TypedDict):
+    """What `holdfast plan --json` prints; `table` is there when neither a true rate nor n was given."""
+
+    alpha: float
+    confidence: float
+    openings: int
+    categories: int
+    max_weight: int | None
+    group_size: int | None
+    level: float
+    fewest: list[Fewest]
+    for_power: ForPower | None
+    with_n: WithN | None
+    table: list[NeededAt] | None
 
 
 @dataclass(frozen=True)
@@ -49,7 +121,7 @@ class Design:
     def level(self) -> float:
         return confidence_level(self.confidence, self.parts)
 
-    def p_value(self, k: Any, n: Any) -> NDArray[np.float64]:
+    def p_value(self, k: ArrayLike, n: ArrayLike) -> NDArray[np.float64]:
         if self.max_weight is None:
             return binomial.tail(k, n, grid_alpha(self.alpha))
         weight = min(self.group_size, self.max_weight) / self.max_weight
@@ -145,7 +217,7 @@ def plan(
     alpha: float = 0.05, confidence: float = 0.95, *, true_rate: float | None = None, power: float | None = None,
     n: int | None = None, openings: int = 1, categories: int = 1, max_weight: int | None = None,
     group_size: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> Plan:  # fmt: skip
     """Returns what `holdfast plan` prints: the groups that a certificate needs, and what n groups can certify.
 
     Args:
@@ -176,13 +248,13 @@ def plan(
     }  # fmt: skip
 
 
-def _for_power(design: Design, true_rate: float, wanted: float) -> dict[str, Any]:
+def _for_power(design: Design, true_rate: float, wanted: float) -> ForPower:
     groups, allowed = groups_for_power(design, true_rate, wanted)
     reached = power(groups, design, true_rate)
     return {"true_rate": true_rate, "power": wanted, "groups": groups, "regressions": allowed, "reached": reached}
 
 
-def _with_n(design: Design, n: int, rates: list[float]) -> dict[str, Any]:
+def _with_n(design: Design, n: int, rates: list[float]) -> WithN:
     return {
         "n": n, "most_regressions": design.most(n), "smallest_alpha": design.smallest_alpha(n),
         "at_power": {"power": LIKELY, "largest_true_rate": largest_true_rate(n, design, LIKELY)},
@@ -190,7 +262,7 @@ def _with_n(design: Design, n: int, rates: list[float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _needed(design: Design, true_rate: float, wanted: float) -> dict[str, Any]:
+def _needed(design: Design, true_rate: float, wanted: float) -> Needed:
     try:
         groups, allowed = groups_for_power(design, true_rate, wanted)
     except InfeasibleError:  # beyond the largest number that is searched

@@ -10,12 +10,12 @@ One fixed model and prompts in an order that does not depend on their outcomes a
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from holdfast.certification.arguments import confidence_level, rate
+from holdfast.certification.blocks import ProcessState
 from holdfast.core.errors import DataError
 
 # p1 / alpha: an average over alternatives needs no guess of the true rate and costs little against the best of them.
@@ -84,13 +84,15 @@ class EProcess:
             low, high = (low, middle) if reached else (middle, high)
         return min(high, self.alpha) if self.certified and kept else high
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ProcessState:
         """Returns the counts and settings; the e-value follows from them, so nothing is rounded."""
-        names = ("alpha", "confidence", "parts", "n", "regressions", "certified_at")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "alpha": self.alpha, "confidence": self.confidence, "parts": self.parts, "n": self.n,
+            "regressions": self.regressions, "certified_at": self.certified_at,
+        }  # fmt: skip
 
 
-def log_e_value(n: Any, k: Any, alpha: float) -> NDArray[np.float64]:
+def log_e_value(n: ArrayLike, k: ArrayLike, alpha: float) -> NDArray[np.float64]:
     """Returns log mean_j (p_j/alpha)^k ((1-p_j)/(1-alpha))^(n-k), p_j = alpha `MIXTURE`_j, elementwise."""
     n, k = np.asarray(n, dtype=np.float64), np.asarray(k, dtype=np.float64)
     regressed = np.log(MIXTURE)

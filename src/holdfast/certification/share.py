@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from holdfast.certification import binomial, capped_weight
 from holdfast.certification.arguments import CEILING, confidence_level, count, exact, grid_alpha, number, rate
+from holdfast.certification.blocks import CategoryFigures, Counts
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError
 
 DRAWN = ("groups", "rows")
@@ -42,6 +43,11 @@ class Counted:
     regressions: int
     p_value: float | None = None
     upper_bound: float | None = None
+
+    def to_json(self) -> Counts:
+        return {
+            "n": self.n, "regressions": self.regressions, "p_value": self.p_value, "upper_bound": self.upper_bound,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,13 @@ class CategoryVerdict:
     upper_bound: float
     certified: bool
     needed: int | None
+
+    def to_json(self) -> CategoryFigures:
+        return {
+            "n": self.n, "regressions": self.regressions, "groups": self.groups.to_json(), "rows": self.rows.to_json(),
+            "p_value": self.p_value, "adjusted_p": self.adjusted_p, "upper_bound": self.upper_bound,
+            "certified": self.certified, "needed": self.needed,
+        }  # fmt: skip
 
 
 def adjusted(p_values: Mapping[str, float]) -> dict[str, float]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from holdfast.certification import capped_weight, finite_pool
 from holdfast.certification.arguments import confidence_level
 from holdfast.certification.binomial import fewest_prompts
+from holdfast.certification.blocks import Behaviour, GivenBound, Screened, Sides
 from holdfast.certification.share import Counted, ShareTest, require_unit, share_test
 from holdfast.certification.share import require_enough as require_units
 from holdfast.core.errors import ConfigError, DataError, InfeasibleError
@@ -76,20 +77,21 @@ _LOGGED = Words(
 
 
 def named_statement(
-    statement: str, by: str, models: Mapping[str, str], bound: Mapping[str, Any], behaviour: Mapping[str, Any] | None,
-    screening: Mapping[str, Any] | None = None,
+    statement: str, by: str, models: Sides, bound: GivenBound, behaviour: Behaviour | None,
+    screening: Screened | None = None,
 ) -> str:  # fmt: skip
     """`statement`, followed by the two models, the way they were compared, and how many prompts are public."""
-    after, before = (f"{models[side]} (sha256 {bound[f'{side}_sha256'][:12]})" for side in ("after", "before"))
+    after = f"{models['after']} (sha256 {bound['after_sha256'][:12]})"
+    before = f"{models['before']} (sha256 {bound['before_sha256'][:12]})"
     said = f"{statement} Before: {before}; after: {after}. {_compared(by, behaviour)}"
     if screening is None:
         return said
     return f"{said} {screening['public']} of the {screening['prompts']} prompts ship with holdfast and are public."
 
 
-def screened(screening: Mapping[str, Any]) -> str:
+def screened(screening: Screened) -> str:
     """What screening found before training, in one line."""
-    rows, conflicts, dropped = (screening[name] for name in ("rows", "conflicts", "dropped"))
+    rows, conflicts, dropped = screening["rows"], screening["conflicts"], screening["dropped"]
     asked = "" if screening["asked_rows"] >= rows else f", {screening['asked_rows']} of them asked"
     return (
         f"screening: {rows} task rows{asked}; {conflicts} teach what the model before refuses, {dropped} of them were "
@@ -97,7 +99,7 @@ def screened(screening: Mapping[str, Any]) -> str:
     )
 
 
-def _compared(by: str, behaviour: Mapping[str, Any] | None) -> str:
+def _compared(by: str, behaviour: Behaviour | None) -> str:
     """How the models were compared, and what that leaves open."""
     if by == "behaviour" and behaviour is not None:
         rules = behaviour["rules"]

@@ -203,10 +203,10 @@ def figures_table(result: Audit) -> str:
         if entry is not None:
             values = [*(entry["quantiles"][name] for name in LEVELS), entry["cvar"]]
             lines.append(unit.ljust(10) + "".join(("none" if v is None else f"{v:+.4f}").rjust(10) for v in values))
-    if behaviour := result.behaviour or {}:
+    if (behaviour := result.behaviour) is not None:
         flips = f"{behaviour['flips']} of {behaviour['n']} replies were safe before and unsafe after"
         lines.append(f"judge {behaviour['judge']}: {flips}; {behaviour['unscored']} unscored")
-    if "on_policy" in behaviour:
+    if behaviour is not None and "on_policy" in behaviour:
         counted = behaviour["on_policy"]
         lines.append(
             f"on_policy: {counted['regressions']} of {counted['n']} replies more than {counted['tau']:g} above before's"

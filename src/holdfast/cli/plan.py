@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from holdfast.cli.options import Arg, Json, Opt
 from holdfast.cli.terminal import require_verdict, say, say_json
 from holdfast.core.percent import exact_percent
 from holdfast.defaults import default
+
+if TYPE_CHECKING:
+    from holdfast.certification.power import Plan, WithN
 
 ALPHA: float = default("constraint.alpha")
 CONFIDENCE: float = default("certify.confidence")
@@ -36,7 +39,7 @@ def certify_counts(
     if json:
         say_json(made.to_json())
     else:
-        say(made.statement())
+        say(made.statement)
     require_verdict(made.certified)
 
 
@@ -74,7 +77,7 @@ def plan(
         _show(found)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: "Plan") -> None:
     per = " per category" if found["categories"] > 1 else ""
     shared = found["openings"] * found["categories"]
     each = f" (each of {shared} tests gets delta / {shared} = {found['level']:.3g})" if shared > 1 else ""
@@ -104,16 +107,16 @@ def _show(found: dict[str, Any]) -> None:
     say(f"  {assumed}")
 
 
-def _show_with_n(have: dict[str, Any], found: dict[str, Any], per: str) -> None:
+def _show_with_n(have: "WithN", found: "Plan", per: str) -> None:
     n, most, alpha = have["n"], have["most_regressions"], exact_percent(found["alpha"])
     smallest = _hundredths(have["smallest_alpha"], math.ceil)
-    if most is None:
+    if most is None or (largest := have["at_power"]["largest_true_rate"]) is None:
         say(f"{n} groups{per} cannot certify {alpha}, whatever they show: {found['fewest'][0]['groups']} are needed")
         say(f"  the smallest share they can certify, with no regression: {smallest}")
         return
     say(f"{n} groups{per} can certify {alpha} if at most {most} of them regress; {most + 1} or more cannot")
     say(f"  no result of theirs certifies less than {smallest}")
-    likely = _hundredths(have["at_power"]["largest_true_rate"], math.floor)
+    likely = _hundredths(largest, math.floor)
     say(f"  they certify in 4 of 5 cases only if at most {likely} regress")
     for entry in have["power"]:
         say(f"    if {_percent(entry['true_rate'])} regress: probability {_percent(entry['power'])}")

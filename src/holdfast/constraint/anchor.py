@@ -115,7 +115,7 @@ class Anchor:
         space.pull(self.origin, 1.0 - share)
         return share
 
-    def state_dict(self, space: ParameterSpace) -> dict[str, Any]:
+    def state_dict(self, space: ParameterSpace) -> dict[str, object]:
         """Plain numbers and whole tensors (a collective call for sharded parameters)."""
         return {
             "origin": None if self.origin is None else space.full(space.split(self.origin)),

@@ -184,7 +184,7 @@ class SafetyFilter:
             space.add_to_gradient([space.split(h) for h in armed.gradients], mu.tolist())
             self._report(Event.ACTIVE, armed, mu, problem)
 
-    def _before_step(self, *_: Any) -> None:
+    def _before_step(self, *_: object) -> None:
         armed, space = self._armed, self._space()
         if armed is None:
             raise ConfigError(
@@ -204,7 +204,7 @@ class SafetyFilter:
         if armed.nonfinite or self.space == "update":
             armed.before = space.theta()
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, *_: object) -> None:
         armed, self._armed = self._armed, None
         assert armed is not None
         inputs.clear_flag(self.optimizer)
@@ -289,7 +289,7 @@ class SafetyFilter:
         self.last_event = event
         self._memory.watch_restoration(name, armed.values, armed.limits, armed.at_distance)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything a resumed run needs, with shards gathered (a collective call)."""
         return self._memory.state_dict(self._space())
 

@@ -145,7 +145,7 @@ def clear_flag(optimizer: torch.optim.Optimizer) -> None:
         del optimizer.found_inf  # type: ignore[attr-defined]
 
 
-def differentiable(g: Any) -> list[Tensor]:
+def differentiable(g: object) -> list[Tensor]:
     """The constraints as a list, each a scalar tensor that requires a gradient.
 
     A constraint without a graph has no gradient, so that one below zero would pass for a constraint that holds at every
@@ -173,7 +173,7 @@ def differentiable(g: Any) -> list[Tensor]:
     return constraints
 
 
-def measured_constraints(g: Any, params: Sequence[Tensor]) -> tuple[list[float], list[Vector]]:
+def measured_constraints(g: object, params: Sequence[Tensor]) -> tuple[list[float], list[Vector]]:
     """Each constraint's value and its gradient by the parameters, averaged over the processes.
 
     Raises:

@@ -218,8 +218,8 @@ class ParameterSpace:
         """
         vectors = list({id(v): v for pair in pairs for v in pair}.values())
         place = {id(v): i for i, v in enumerate(vectors)}
-        found = self._over_blocks(vectors, lambda rows: _gram(rows.double()), len(vectors), len(vectors)).tolist()
-        return [float(found[place[id(a)]][place[id(b)]]) for a, b in pairs]
+        gram = self._over_blocks(vectors, lambda rows: _gram(rows.double()), len(vectors), len(vectors)).tolist()
+        return [float(gram[place[id(a)]][place[id(b)]]) for a, b in pairs]
 
     def means(self, vectors: Sequence[Vector]) -> list[float]:
         """The mean number of each vector, with one reduction and one host synchronisation for all."""

@@ -189,7 +189,7 @@ class FilterMemory:
             )
         self.restoring = 0
 
-    def state_dict(self, space: ParameterSpace) -> dict[str, Any]:
+    def state_dict(self, space: ParameterSpace) -> dict[str, object]:
         """Plain numbers and whole tensors (a collective call for sharded parameters)."""
         return {
             **{name: getattr(self, name) for name in PLAIN},

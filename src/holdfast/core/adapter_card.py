@@ -23,7 +23,7 @@ WATCHED = {"type": "holdfast-monitor-prompts", "name": "Prompts that the behavio
 KEPT = {"refusals_kept": "Share of refusals kept", "answers_kept": "Share of answers kept"}
 
 
-def kept_results(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+def kept_results(figures: Mapping[str, Any]) -> list[dict[str, object]]:
     """Results of a `model-index`, from the monitor's figures (`certification.kept.Kept`) by name."""
     known = {name: one for name, one in figures.items() if name in KEPT and one.share is not None}
     metrics = [
@@ -34,7 +34,7 @@ def kept_results(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"task": dict(TASK), "dataset": dict(WATCHED), "metrics": metrics}] if metrics else []
 
 
-def model_index(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def model_index(results: list[dict[str, object]]) -> list[dict[str, object]]:
     return [{"name": MODEL_NAME, "results": results}]
 
 

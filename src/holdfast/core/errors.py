@@ -1,7 +1,7 @@
 """The exception tree: every refusal says what happened and what to do, and carries the command's exit code."""
 
 import functools
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from holdfast.core.redaction import redact_text
 
@@ -16,7 +16,7 @@ class HoldfastError(Exception):
         self.remedy = redact_text(remedy)
         super().__init__(self.what)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Errors travel between processes; the default would lose the remedy."""
         return functools.partial(type(self), remedy=self.remedy), (self.what,)
 

@@ -60,7 +60,7 @@ class EventLog(AbstractContextManager["EventLog"]):
         what = f"{self.path} {why}, expected an event log (one JSON object a line) or no file"
         return CheckpointError(what, remedy="move it away, or choose another output_dir")
 
-    def append(self, row: Mapping[str, Any]) -> None:
+    def append(self, row: Mapping[str, object]) -> None:
         line = json.dumps(_strict(row), allow_nan=False).encode() + b"\n"
         size = os.fstat(self._descriptor).st_size
         try:
@@ -123,7 +123,7 @@ def _whole_lines(path: Path) -> list[bytes]:
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
-def _strict(value: Any) -> Any:
+def _strict(value: object) -> object:
     """`value` with numpy numbers as Python numbers and non-finite floats as None."""
     if isinstance(value, np.generic):
         value = value.item()

@@ -1,5 +1,7 @@
 """Writing files so that a reader sees the old content or the new, never a mixture."""
 
+from __future__ import annotations
+
 import errno
 import json
 import os
@@ -10,9 +12,12 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from pyarrow import Table
 
 
 def fsync_path(path: Path) -> None:
@@ -79,12 +84,12 @@ def write_text(path: Path, text: str, *, mode: int | None = None) -> None:
     write_bytes(path, text.encode("utf-8"), mode=mode)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Atomic write of indented JSON; NaN and infinity are refused, since no other reader accepts them."""
     write_text(path, json_text(value))
 
 
-def json_text(value: Any) -> str:
+def json_text(value: object) -> str:
     """Indented JSON with sorted keys, ASCII only, ended by a newline; a ValueError for NaN and infinity."""
     return json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
@@ -117,7 +122,7 @@ def read_plain_file(path: Path, *, remedy: str) -> bytes:
         raise CheckpointError(f"{path} {fault}", remedy=remedy) from error
 
 
-def parse_parquet(data: bytes) -> Any:
+def parse_parquet(data: bytes) -> Table:
     """The table in the bytes of a Parquet file, read without a thread.
 
     pyarrow 26 starts threads to read even a small table, and a process that ends before they have settled is aborted

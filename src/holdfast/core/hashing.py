@@ -13,12 +13,12 @@ def sha256_text(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def sha256_json(value: Any) -> str:
+def sha256_json(value: object) -> str:
     """Hex sha256 of the canonical JSON of `value`: sorted keys, no spaces, no NaN."""
     return sha256_text(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False))
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Settings as JSON values: enumerations by value, sets in sorted order, tuples as lists, unknown types by text."""
     if isinstance(value, Enum):
         return plain(value.value)
@@ -31,7 +31,7 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def same_numbers(value: Any) -> Any:
+def same_numbers(value: object) -> Any:
     """JSON values with whole floats as integers: `10` and `10.0` are one setting, but not one JSON text."""
     if isinstance(value, Mapping):
         return {key: same_numbers(inner) for key, inner in value.items()}

@@ -30,7 +30,7 @@ def nearest(name: str, known: list[str]) -> str:
 
 
 def require_number(
-    who: str, option: str, value: Any, least: float, kind: Any = int, *, expected: str = "a number"
+    who: str, option: str, value: object, least: float, kind: Any = int, *, expected: str = "a number"
 ) -> None:
     """Refuse an option that is not a finite number of this kind, or below `least`."""
     if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:

@@ -17,13 +17,13 @@ SEAL = "sha256"
 RESTORE = "restore the file from a backup, or make it again with the command that wrote it"
 
 
-def sealed(values: Mapping[str, Any], *, key: str = SEAL) -> dict[str, Any]:
+def sealed(values: Mapping[str, object], *, key: str = SEAL) -> dict[str, Any]:
     """The object with the sha256 of everything else under `key`; an old seal is replaced."""
     rest = {name: value for name, value in values.items() if name != key}
     return {**rest, key: sha256_json(rest)}
 
 
-def write_sealed(path: Path, values: Mapping[str, Any], *, key: str = SEAL) -> str:
+def write_sealed(path: Path, values: Mapping[str, object], *, key: str = SEAL) -> str:
     """Write a sealed object, atomically; returns its seal."""
     whole = sealed(values, key=key)
     write_text(path, json_text(whole))

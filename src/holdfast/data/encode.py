@@ -5,15 +5,18 @@ The completion starts where the tokens of the prompt and of prompt + completion 
 safety example without a scored token is an error, where TRL drops it: dropping would change the denominator of alpha.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_json
+from holdfast.core.library_types import Tokenizer
 from holdfast.data.examples import Example, as_turns, completion_text, to_utf8, to_utf8_turns
 from holdfast.data.templates import rendered
 
@@ -60,12 +63,12 @@ class EncodedSet(NamedTuple):
     n_truncated: int
 
 
-def encode(example: Example, tokenizer: Any, *, max_length: int | None) -> Encoded:
+def encode(example: Example, tokenizer: Tokenizer, *, max_length: int | None) -> Encoded:
     """Encode one example, in any of the three formats; keeps the first `max_length` tokens, all where it is None."""
     return _encode_together([example], tokenizer, max_length)[0]
 
 
-def _encode_together(examples: Sequence[Example], tokenizer: Any, max_length: int | None) -> list[Encoded]:
+def _encode_together(examples: Sequence[Example], tokenizer: Tokenizer, max_length: int | None) -> list[Encoded]:
     """Encode examples with one call of the tokenizer for each of their parts, which is several times faster."""
     plain = [e for e in examples if e.kind != "chat"]
     chat = [e for e in examples if e.kind == "chat"]
@@ -83,7 +86,7 @@ def _labelled(example_id: str, prompt_ids: list[int], ids: list[int], max_length
     return Encoded(example_id, tuple(ids[:max_length]), tuple(labels[:max_length]), truncated)
 
 
-def _plain_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[int], list[int]]]:
+def _plain_ids(examples: Sequence[Example], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
     """Ids of each prompt, and of prompt + completion + EOS, added only where the text does not end with it."""
     if not examples:
         return []
@@ -99,7 +102,7 @@ def _plain_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[i
     return list(zip(of_prompts, ids, strict=True))
 
 
-def _ids(tokenizer: Any, backend: Any, texts: list[str], *, special: bool) -> list[list[int]]:
+def _ids(tokenizer: Tokenizer, backend: Tokenizer, texts: list[str], *, special: bool) -> list[list[int]]:
     """What `tokenizer(texts)["input_ids"]` would be, without the offsets and masks that it makes for every token."""
     ids = [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=special)]
     longest = max(range(len(ids)), key=lambda i: len(ids[i]))
@@ -108,7 +111,7 @@ def _ids(tokenizer: Any, backend: Any, texts: list[str], *, special: bool) -> li
     return ids
 
 
-def _backend(tokenizer: Any) -> Any:
+def _backend(tokenizer: Tokenizer) -> Tokenizer:
     """What a fast tokenizer gets the ids of texts from, where that is all it does; otherwise None.
 
     A class of its own may do more, or switch languages. Padding, truncation and the splitting of special tokens may be
@@ -125,7 +128,7 @@ def _backend(tokenizer: Any) -> Any:
     return backend if plain and backend.encode_special_tokens == tokenizer.split_special_tokens else None
 
 
-def _chat_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[int], list[int]]]:
+def _chat_ids(examples: Sequence[Example], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
     if not examples:
         return []
     prompts = [to_utf8_turns(as_turns("user", example.prompt)) for example in examples]
@@ -141,7 +144,7 @@ def _chat_ids(examples: Sequence[Example], tokenizer: Any) -> list[tuple[list[in
 
 
 def encode_all(
-    examples: Sequence[Example], tokenizer: Any, *, max_length: int | None, role: Literal["task", "safety"]
+    examples: Sequence[Example], tokenizer: Tokenizer, *, max_length: int | None, role: Literal["task", "safety"]
 ) -> EncodedSet:
     """Encode every example; one without a scored token has no token mean.
 
@@ -152,7 +155,7 @@ def encode_all(
 
 
 def encode_each(
-    examples: Sequence[Example], tokenizer: Any, *, max_length: int | None, role: Literal["task", "safety"]
+    examples: Sequence[Example], tokenizer: Tokenizer, *, max_length: int | None, role: Literal["task", "safety"]
 ) -> Iterator[Encoded]:
     """What `encode_all` keeps, one by one, for sets whose tokens do not fit in memory; refused at the end."""
     eos = tokenizer.eos_token if role == "safety" else None
@@ -173,7 +176,7 @@ def encode_each(
         )
 
 
-def collate(batch: Sequence[Encoded], pad_token_id: int, pad_to_multiple_of: int | None = None) -> "dict[str, Tensor]":
+def collate(batch: Sequence[Encoded], pad_token_id: int, pad_to_multiple_of: int | None = None) -> dict[str, Tensor]:
     """Pad on the right to the longest example, rounded up to `pad_to_multiple_of`.
 
     The mask and labels come from lengths, not from comparing ids with the pad id, so a real EOS keeps its
@@ -204,7 +207,7 @@ def listed(examples: Sequence[Example]) -> str:
     return named + ("; ..." if len(examples) > MAX_LISTED else "")
 
 
-def require_usable_tokenizer(tokenizer: Any, needs_chat: bool) -> None:
+def require_usable_tokenizer(tokenizer: Tokenizer, needs_chat: bool) -> None:
     """Refuse a tokenizer that cannot encode the data; give it a pad token where it has none, as TRL does.
 
     Padding with EOS is safe here: labels come from lengths, never from the pad id, so EOS stays scored.
@@ -224,12 +227,12 @@ def require_usable_tokenizer(tokenizer: Any, needs_chat: bool) -> None:
         tokenizer.pad_token = tokenizer.eos_token
 
 
-def template_sha256(tokenizer: Any) -> str:
+def template_sha256(tokenizer: Tokenizer) -> str:
     """Hash of the chat template (of all of them, where they are named; of null where there is none)."""
     return sha256_json(tokenizer.chat_template)
 
 
-def tokenizer_sha256(tokenizer: Any) -> str:
+def tokenizer_sha256(tokenizer: Tokenizer) -> str:
     """Hash of what turns text into ids: vocabulary, merges, special tokens; not the chat template.
 
     The pad token and the padding and truncation state are left out: they change no scored token, and calling

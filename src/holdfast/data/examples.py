@@ -100,7 +100,7 @@ def tools_of(turns: Sequence[Mapping[str, str]]) -> Any:
     return next((json.loads(turn[TOOLS]) for turn in turns[:1] if TOOLS in turn), None)
 
 
-def spelled_out(turns: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+def spelled_out(turns: Sequence[Mapping[str, str]]) -> list[dict[str, object]]:
     """The turns as templates and TRL take them: calls as lists, and no tools."""
     return [{k: json.loads(v) if k == CALLS else v for k, v in turn.items() if k != TOOLS} for turn in turns]
 
@@ -166,12 +166,12 @@ def to_utf8_turns(turns: Turns) -> list[Message]:
     return [{name: to_utf8(text) for name, text in turn.items()} for turn in turns]
 
 
-def to_rows(examples: Sequence[Example]) -> list[dict[str, Any]]:
+def to_rows(examples: Sequence[Example]) -> list[dict[str, object]]:
     """Rows for `datasets.Dataset.from_list` in TRL's format: prompt and completion, or text; and tools."""
     return list(each_row(examples))
 
 
-def each_row(examples: Sequence[Example]) -> Iterator[dict[str, Any]]:
+def each_row(examples: Sequence[Example]) -> Iterator[dict[str, object]]:
     """The same, one at a time."""
     for example in uniform(examples):
         is_text = example.kind == "text"

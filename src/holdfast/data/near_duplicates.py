@@ -123,18 +123,18 @@ class _Parts:
 
 
 def _matching(texts: Sequence[str], wanted: Wanted, parts: _Parts | None = None) -> Iterator[tuple[int, Numbers]]:
-    found = shingles.shingles_of(texts, limit=shingles.common_limit(len(texts)))
-    cored = found.core.sizes >= MIN_CORE
+    shingled = shingles.shingles_of(texts, limit=shingles.common_limit(len(texts)))
+    cored = shingled.core.sizes >= MIN_CORE
 
     def by_own(one: int, others: Numbers) -> Numbers:
         return wanted(one, others if cored[one] else others[cored[others]])
 
-    for sets in (found.own,) if found.core is found.every else (found.own, found.core):
+    for sets in (shingled.own,) if shingled.core is shingled.every else (shingled.own, shingled.core):
         for one, others, _ in shingles.similar(sets, by_own):
             yield one, others
-    rest = np.flatnonzero(~cored & (found.every.sizes > 0))
+    rest = np.flatnonzero(~cored & (shingled.every.sizes > 0))
     if len(rest):
-        yield from _whole(found.every, found.common, rest, wanted, parts)
+        yield from _whole(shingled.every, shingled.common, rest, wanted, parts)
 
 
 def _whole(

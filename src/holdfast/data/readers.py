@@ -29,9 +29,9 @@ def strict_json(data: bytes) -> Any:
         raise ValueError(f"{name} is not JSON")
 
     def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) != len(pairs):
+        if len(mapping := dict(pairs)) != len(pairs):
             raise ValueError("an object has the same key twice")
-        return found
+        return mapping
 
     if b"\0" in data:
         raise ValueError("a NUL byte")

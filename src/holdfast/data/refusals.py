@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from itertools import takewhile
-from typing import Any
 
 from holdfast.core.errors import DataError, UnsupportedError
 from holdfast.core.hashing import sha256_json
+from holdfast.core.library_types import Tokenizer
 from holdfast.data.encode import IGNORE, Encoded, encode_all
 from holdfast.data.examples import Example, as_chat, make_example
 
@@ -46,7 +46,7 @@ class RefusalTokens:
     token of it may then be missing, or blanks may follow, and it is put right first.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.opening: list[int] = []
         self._without_blank: list[int] = []

@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.registry import nearest
@@ -162,7 +161,7 @@ def example_from_row(row: object, columns: Mapping[str, str], where: str) -> Exa
     return replace(example, category=_category(row, columns.get(CATEGORY)))
 
 
-def _category(row: Mapping[str, Any], column: str | None) -> str | None:
+def _category(row: Mapping[str, object], column: str | None) -> str | None:
     """The row's label. A `category` column that nobody named may be anything, so only a short string counts."""
     value = row.get(column or CATEGORY)
     if type(value) is int and column is not None:
@@ -175,7 +174,7 @@ def _category(row: Mapping[str, Any], column: str | None) -> str | None:
     raise RowError(f"{CATEGORY} must be a short string, found {found}")
 
 
-def _pick(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def _pick(row: Mapping[str, object], columns: Mapping[str, str]) -> dict[str, object]:
     formats = [{name: columns.get(name, name) for name in names} for names in ((columns,) if columns else FORMATS)]
     for names in formats:
         values = {name: row.get(column) for name, column in names.items()}
@@ -188,7 +187,7 @@ def _pick(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     raise MissingColumnsError(f"expected columns {expected}; found {', '.join(_listed_columns(row)[1]) or 'none'}")
 
 
-def with_tools(example: Example, row: Mapping[str, Any]) -> Example:
+def with_tools(example: Example, row: Mapping[str, object]) -> Example:
     """The example with its row's tools, in the first turn of its prompt."""
     if (tools := _json(row.get(TOOLS), TOOLS)) is None:
         return example
@@ -198,7 +197,7 @@ def with_tools(example: Example, row: Mapping[str, Any]) -> Example:
     return make_example((*first, *example.prompt[1:]), example.completion, example.where, example.category)
 
 
-def _json(value: Any, column: str) -> str | None:
+def _json(value: object, column: str) -> str | None:
     """A list of tools or calls, or JSON text of one, as JSON text with its order of keys; None where it is empty."""
     if value is None or value == "":
         return None
@@ -209,7 +208,7 @@ def _json(value: Any, column: str) -> str | None:
     raise RowError(f"{column} must be a list of objects, or JSON text of one, found {_type(value)}")
 
 
-def messages_of(value: Any, column: str) -> Turns:
+def messages_of(value: object, column: str) -> Turns:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise RowError(f"{column} must be a list of messages, found {_type(value)}")
     if not value:
@@ -217,7 +216,7 @@ def messages_of(value: Any, column: str) -> Turns:
     return tuple(_message(turn, f"{column}[{number}]") for number, turn in enumerate(value))
 
 
-def _message(turn: Any, place: str) -> Message:
+def _message(turn: object, place: str) -> Message:
     """One role/content message; ShareGPT's from/value, human and gpt are converted."""
     if not isinstance(turn, Mapping):
         raise RowError(f"{place} must be an object with role and content, found {_type(turn)}")
@@ -237,7 +236,7 @@ def _message(turn: Any, place: str) -> Message:
     return {"role": role, "content": text, **({} if calls is None else {CALLS: calls}), **named}
 
 
-def _string(value: Any, column: str) -> str:
+def _string(value: object, column: str) -> str:
     if not isinstance(value, str):
         raise RowError(f"{column} must be a string, found {_type(value)}")
     return value

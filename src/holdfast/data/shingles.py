@@ -164,9 +164,9 @@ def shingles_of(texts: Sequence[str], *, limit: int | None, counted: int | None 
 
     None is common without a limit; only the first `counted` texts are asked for that, where it is given.
     """
-    found = occurrences(texts, limit=limit, counted=counted)
-    every = found.sets()
-    return Shingles(every, found.common, every if found.free.all() else found.sets(found.free))
+    occurring = occurrences(texts, limit=limit, counted=counted)
+    every = occurring.sets()
+    return Shingles(every, occurring.common, every if occurring.free.all() else occurring.sets(occurring.free))
 
 
 def _numbered(texts: Sequence[str]) -> tuple[Numbers, Numbers, list[str]]:
@@ -266,13 +266,13 @@ def prompt_marks(examples: Iterable[Example]) -> dict[str, str]:
 
 def shingle_hashes(texts: list[str]) -> list[Hashes]:
     """Of each of different normalised texts: the hashes of its core, or of all its shingles; ascending."""
-    found = occurrences(texts, limit=common_limit(len(texts)), min_words=WIDTH)
-    cored = found.sets(found.free).sizes >= MIN_CORE
-    chosen = found.free | ~cored[found.text]
-    text, at = found.text[chosen], found.at[chosen]
-    digests = (blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest() for word in found.vocabulary)
+    occurring = occurrences(texts, limit=common_limit(len(texts)), min_words=WIDTH)
+    cored = occurring.sets(occurring.free).sizes >= MIN_CORE
+    chosen = occurring.free | ~cored[occurring.text]
+    text, at = occurring.text[chosen], occurring.at[chosen]
+    digests = (blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest() for word in occurring.vocabulary)
     of_words = np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
-    hashes = _mixed(of_words[found.flat[at[:, None] + np.arange(WIDTH)]])
+    hashes = _mixed(of_words[occurring.flat[at[:, None] + np.arange(WIDTH)]])
     order = np.argsort(text, kind="stable")
     ends = np.searchsorted(text[order], np.arange(1, len(texts)))
     return [np.unique(own) for own in np.split(hashes[order], ends)] if texts else []
@@ -280,10 +280,10 @@ def shingle_hashes(texts: list[str]) -> list[Hashes]:
 
 def _mixed(parts: Hashes) -> Hashes:
     """One hash for three in their order: Horner's rule with an odd factor, then the finaliser of splitmix64."""
-    found = np.zeros(len(parts), dtype=np.uint64)
+    mixed = np.zeros(len(parts), dtype=np.uint64)
     for place in range(WIDTH):
-        found = found * np.uint64(0x9E3779B97F4A7C15) + parts[:, place]
-        found ^= found >> np.uint64(29)
+        mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + parts[:, place]
+        mixed ^= mixed >> np.uint64(29)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
-    return found ^ (found >> np.uint64(31))
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return mixed ^ (mixed >> np.uint64(31))

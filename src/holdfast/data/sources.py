@@ -90,7 +90,7 @@ def open_rows(
     return RowSource(str(path), partial(reader, path), path)
 
 
-def rows_in_memory(rows: Iterable[Any], name: str) -> RowSource:
+def rows_in_memory(rows: Iterable[object], name: str) -> RowSource:
     """A list of rows or a `datasets.Dataset` as a source; `where` counts rows from 0."""
 
     def read(_: Problems) -> Rows:
@@ -125,13 +125,13 @@ def read_examples(
 
 
 def examples_from_rows(
-    rows: Iterable[Mapping[str, Any]], *, name: str, columns: Mapping[str, str] | None = None
+    rows: Iterable[Mapping[str, object]], *, name: str, columns: Mapping[str, str] | None = None
 ) -> list[Example]:
     """The same for rows in memory or a `datasets.Dataset`."""
     return uniform(rows_in_memory(rows, name).examples(columns))
 
 
-def task_rows(rows: Iterable[Mapping[str, Any]], *, name: str, replies: bool) -> list[Example]:
+def task_rows(rows: Iterable[Mapping[str, object]], *, name: str, replies: bool) -> list[Example]:
     """The same of what a trainer takes; of a preference, the chosen reply is the completion.
 
     Without `replies` rows have a prompt alone, and the completion is empty.
@@ -154,7 +154,7 @@ def read_prompts(
     return list(first.values())
 
 
-def prompts_in_memory(rows: Iterable[Mapping[str, Any]]) -> list[Example]:
+def prompts_in_memory(rows: Iterable[Mapping[str, object]]) -> list[Example]:
     """The same for rows in memory."""
     return read_prompts(rows_in_memory(rows, "prompts"))
 
@@ -164,7 +164,7 @@ def prompt_key(example: Example) -> str:
     return json.dumps(as_chat(example).prompt if example.kind != "text" else example.completion, sort_keys=True)
 
 
-def _prompt_row(row: Any, columns: Mapping[str, str], where: str) -> Example:
+def _prompt_row(row: Mapping[str, object], columns: Mapping[str, str], where: str) -> Example:
     try:
         return example_from_row(row, columns, where)
     except MissingColumnsError:
@@ -191,7 +191,9 @@ def _require_file(path: Path) -> None:
     raise DataError(f"{path} does not exist", remedy=remedy)
 
 
-def _load_hub(source: str, *, split: str | None, subset: str | None, revision: str | None) -> Iterable[Any]:
+def _load_hub(
+    source: str, *, split: str | None, subset: str | None, revision: str | None
+) -> Iterable[Mapping[str, object]]:
     """Load a hub data set; code in it is never run."""
     import datasets
 

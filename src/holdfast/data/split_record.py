@@ -61,11 +61,11 @@ class SplitRecord:
         return replace(self, ids=ordered, sha256=hashes, counts=counts, clusters=groups, n_clusters=n_clusters)
 
 
-def _whole(value: Any) -> bool:
+def _whole(value: object) -> bool:
     return type(value) is int and value >= 0
 
 
-def _per_role(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _per_role(fits: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, dict) and set(value) == set(ROLES) and all(map(fits, value.values()))
 
 

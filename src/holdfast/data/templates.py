@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.library_types import Tokenizer
 from holdfast.core.registry import nearest
 from holdfast.data.examples import CALLS, TOOLS, has_tools, spelled_out, tools_of
 from holdfast.data.rows import ROLES
@@ -63,7 +64,7 @@ _ALPACA = (
 _BOS = "{{- bos_token -}}"
 
 
-def use_template(tokenizer: Any, template: Template) -> None:
+def use_template(tokenizer: Tokenizer, template: Template) -> None:
     """Set `tokenizer.chat_template`.
 
     - chat: the tokenizer's own, with thinking switched off where it has a switch named `enable_thinking`, and one
@@ -86,7 +87,7 @@ def use_template(tokenizer: Any, template: Template) -> None:
         _warn_if_replies_begin_elsewhere(tokenizer)
 
 
-def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> Any:
+def rendered(tokenizer: Tokenizer, conversations: Sequence[Any], **options: object) -> Any:
     """`tokenizer.apply_chat_template` of one conversation or several, with their tools (`tool_calls`).
 
     Of several with tools the ids, or the texts, are all that is returned.
@@ -98,7 +99,7 @@ def rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> An
     return {"input_ids": [one["input_ids"] for one in each]} if options.get("return_dict") else each
 
 
-def _rendered(tokenizer: Any, conversations: Sequence[Any], **options: Any) -> Any:
+def _rendered(tokenizer: Tokenizer, conversations: Sequence[Any], **options: object) -> Any:
     """With whatever a template raises told in one line.
 
     A template is foreign, and what it raises may hold the conversation or control characters: only a text that stands
@@ -133,7 +134,7 @@ def known_template(template: str) -> Template:
     return cast(Template, template)
 
 
-def _name(tokenizer: Any) -> str:
+def _name(tokenizer: Tokenizer) -> str:
     return repr(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__)
 
 
@@ -147,7 +148,7 @@ def _settled(template: Any) -> Any:
     return template
 
 
-def _warn_if_replies_begin_elsewhere(tokenizer: Any) -> None:
+def _warn_if_replies_begin_elsewhere(tokenizer: Tokenizer) -> None:
     """A template may open a reply in generation (with a thought, say) otherwise than it renders a finished one."""
     asked, reply = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     opened = rendered(tokenizer, [asked], tokenize=False, add_generation_prompt=True)

@@ -115,11 +115,11 @@ class FilteredDefense(Defense):
         }  # fmt: skip
         return one_row(common | ({"nonfinite": event.nonfinite} if event.nonfinite else {}), each)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Name and settings, without options that are off and that earlier versions lack: their checkpoints fit."""
         return {key: value for key, value in super().describe().items() if (key, value) not in LATER_OPTIONS.items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Filter memory and estimators."""
         steering = {name: s.state_dict() for name, s in self._steering.items()}
         return {"filter": self._filter.state_dict(), "inactive": self._inactive, "steering": steering}

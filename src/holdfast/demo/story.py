@@ -23,6 +23,7 @@ from holdfast.certification.binomial import Rate
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.files import read_json, write_json
 from holdfast.core.hashing import sha256_file
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import Example, prompt_text, to_rows
 from holdfast.data.splits import split_from_roles
@@ -63,14 +64,14 @@ class Measured:
     replies: dict[str, str] = field(default_factory=dict, repr=False)  # to both kinds of requests, by prompt
     seconds: float = 0.0  # of its training
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "task_accuracy": self.accuracy.as_json(), "refusals": self.refusals.as_json(),
             "over_refusal": self.over_refusal.as_json(), "train_seconds": round(self.seconds, 1),
         }  # fmt: skip
 
 
-def measure(model: Any, tokenizer: Any, data: DemoData, tokens: int) -> Measured:
+def measure(model: LanguageModel, tokenizer: Tokenizer, data: DemoData, tokens: int) -> Measured:
     """Ask the held-out prompts, greedily; `tokens` of a reply to a request, a label takes `TASK_TOKENS`."""
     labels = _replies(model, tokenizer, data.test_task, TASK_TOKENS)
     hits = sum(reply.text == str(e.completion).strip() for reply, e in zip(labels, data.test_task, strict=True))
@@ -80,7 +81,7 @@ def measure(model: Any, tokenizer: Any, data: DemoData, tokens: int) -> Measured
     return Measured(Rate(hits, len(labels)), _refused(replies[:n]), _refused(replies[n:]), texts)
 
 
-def refused(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> Rate:
+def refused(model: LanguageModel, tokenizer: Tokenizer, examples: Sequence[Example], tokens: int) -> Rate:
     return _refused(_replies(model, tokenizer, examples, tokens))
 
 
@@ -95,7 +96,7 @@ def is_refusal(text: str, truncated: bool = True) -> bool:
     return sort_reply(text, truncated=truncated).reply_class == ReplyClass.REFUSED
 
 
-def _replies(model: Any, tokenizer: Any, examples: Sequence[Example], tokens: int) -> list[Reply]:
+def _replies(model: LanguageModel, tokenizer: Tokenizer, examples: Sequence[Example], tokens: int) -> list[Reply]:
     return generate(model, tokenizer, examples, max_new_tokens=tokens, batch_size=BATCH_SIZE)
 
 
@@ -127,7 +128,7 @@ class DemoResult:
     def held(self) -> dict[str, int]:
         return {name: len(split.constraint) for name, split in self.screening.sets.items()}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return {
             "screening": {**self.found, "held": self.held, "figures": self.screening.figures()},
             "models": {name: measured.as_json() for name, measured in self.models.items()}, "g": self.g,
@@ -151,8 +152,8 @@ class Recorded:
 
 
 def screened(
-    model: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, listener: Listener | None,
-    replies: Path | None = None,
+    model: LanguageModel, tokenizer: Tokenizer, data: DemoData, settings: DemoSettings,
+    listener: Listener | None, replies: Path | None = None,
 ) -> Screening:  # fmt: skip
     """Ask the aligned model the task and the demo's own prompts, as `safety: auto` does; conflicts are set aside.
 
@@ -191,8 +192,8 @@ def held(settings: DemoSettings, screening: Screening) -> dict[str, Any]:
 
 
 def finetune(
-    aligned: Any, tokenizer: Any, data: DemoData, settings: DemoSettings, folder: Path, screening: Screening | None,
-    listeners: Sequence[Listener],
+    aligned: LanguageModel, tokenizer: Tokenizer, data: DemoData, settings: DemoSettings, folder: Path,
+    screening: Screening | None, listeners: Sequence[Listener],
 ) -> tuple[SafeSFTTrainer, float]:  # fmt: skip
     """Fine-tune a copy of the aligned model: by holdfast where there is a screening, otherwise by plain SFT."""
     set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
@@ -238,7 +239,7 @@ def run_demo(
     models = {ALIGNED: measure(aligned, tokenizer, data, settings.reply_tokens)}
     g: dict[str, float] = {}
 
-    def follow(row: dict[str, Any]) -> None:
+    def follow(row: Mapping[str, Any]) -> None:
         g.update({name: one["g"] for name, one in row.get("constraints", {}).items() if one.get("g") is not None})
 
     listeners = [follow] if listener is None else [follow, listener]

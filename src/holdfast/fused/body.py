@@ -22,6 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.library_types import LanguageModel, ModelConfig
 from holdfast.fused.delta_rule import computed_here
 from holdfast.fused.grouped_lora import GroupedAdapter
 from holdfast.fused.packed_rows import CURRENT, Groups, Layout, lay_out
@@ -43,8 +44,8 @@ class Body:
     """
 
     def __init__(
-        self, model: Any, adapter: GroupedAdapter, mixers: Sequence[nn.Module], *, device: torch.device,
-        precision: Callable[[], AbstractContextManager[Any]],
+        self, model: LanguageModel, adapter: GroupedAdapter, mixers: Sequence[nn.Module], *, device: torch.device,
+        precision: Callable[[], AbstractContextManager[object]],
     ) -> None:  # fmt: skip
         self.model, self.adapter, self.device, self.precision = model, adapter, device, precision
         self._mixers = list(mixers)
@@ -149,7 +150,7 @@ class EagerPasses:
 
 
 def row_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
     scaling: float | None = None, **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """An attention of transformers over packed rows: (1, heads, tokens, width) to (1, tokens, heads, width)."""
@@ -221,7 +222,7 @@ def flat(segments: Sequence[Tensor], rows: Layout) -> Tensor:
 
 
 @contextmanager
-def mixing_rows(config: Any, mixers: Sequence[nn.Module]) -> Iterator[None]:
+def mixing_rows(config: ModelConfig, mixers: Sequence[nn.Module]) -> Iterator[None]:
     """A context in which a model's attention keeps to the rows of `CURRENT`, and so do its other mixers.
 
     It must enclose the backward too: gradient checkpointing runs the layers again there. `config`, the text model's,

@@ -122,7 +122,7 @@ class GroupedAdapter:
         module, scaling = layer.module, layer.scaling
         p = rate(layer)
 
-        def forward(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def forward(x: Tensor, *args: object, **kwargs: object) -> Tensor:
             base: Tensor = module.base_layer(x, *args, **kwargs)
             if module.disable_adapters:
                 return base

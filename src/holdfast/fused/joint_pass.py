@@ -76,7 +76,7 @@ class JointPass:
         if skip and any(term.rows for term in terms.values()):
             known = self._looked_at(terms, references)
             terms, references = self._active(terms, references, known, places)
-        found = Found(scale, scale, scale, {}, [])
+        sums = Found(scale, scale, scale, {}, [])
         rows = [list(task), *(encoded_rows(term.rows) for term in terms.values())]
         rows += [[] for _ in range(len(rows), self.passes.body.adapter.count)]  # a step that measures no constraint
         parts = [part.to(self.device) for part in scored(rows[: 1 + len(terms)])]
@@ -85,17 +85,17 @@ class JointPass:
         def gradient_of(hidden: Tensor) -> Tensor:
             gradient = torch.zeros_like(hidden)
             head = Head(self.model)
-            self._task(found, head, hidden, gradient, parts[0], scale, by_rows)
+            self._task(sums, head, hidden, gradient, parts[0], scale, by_rows)
             for (name, term), part in zip(terms.items(), parts[1:], strict=True):
                 if term.rows:
-                    found.degradations[name], own = self._term(term, head, hidden, part, references[name])
+                    sums.degradations[name], own = self._term(term, head, hidden, part, references[name])
                     gradient.index_copy_(0, part.at, own.to(gradient.dtype))
             return gradient
 
-        found.gradients = self.passes.gradients(rows, gradient_of)[: 1 + len(terms)]
+        sums.gradients = self.passes.gradients(rows, gradient_of)[: 1 + len(terms)]
         none = torch.zeros(0, dtype=torch.float64, device=self.device)
-        found.degradations = {name: known.get(name, found.degradations.get(name, none)) for name in terms}
-        return found
+        sums.degradations = {name: known.get(name, sums.degradations.get(name, none)) for name in terms}
+        return sums
 
     @staticmethod
     def _task(
@@ -138,8 +138,8 @@ class JointPass:
         if c.unit == "kl_token":
             return total / counts
         losses = CompletionLosses(total, counts, part.per_row(values, c.first_k), counts.clamp(max=c.first_k))
-        found = in_unit(losses, c)
-        return found if c.unit in KL_UNITS else found - to_device(term.reference, self.device).to(total)
+        degradations = in_unit(losses, c)
+        return degradations if c.unit in KL_UNITS else degradations - to_device(term.reference, self.device).to(total)
 
     def _reference(self, term: Term) -> Tensor | None:
         """Hidden states of the scored tokens at theta_0; None where the unit does not look at them.
@@ -180,11 +180,11 @@ class JointPass:
         """Degradations of all terms' rows, by one pass without a gradient."""
         rows = [encoded_rows(term.rows) for term in terms.values()]
         hidden, head = self.passes.states(rows), Head(self.model)
-        found = {}
+        degradations = {}
         for (name, term), part in zip(terms.items(), scored(rows), strict=True):
             if term.rows:
-                found[name], _ = self._term(term, head, hidden, part.to(self.device), references[name])
-        return found
+                degradations[name], _ = self._term(term, head, hidden, part.to(self.device), references[name])
+        return degradations
 
     def _active(
         self, terms: Mapping[str, Term], references: Mapping[str, Tensor | None], known: Mapping[str, Tensor],

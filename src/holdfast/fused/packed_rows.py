@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.data.encode import IGNORE, Encoded
@@ -159,7 +160,7 @@ def lay_out(groups: Groups, fill: Sizes | None = None) -> Layout:
     )
 
 
-def _first_places(lengths: Any, size: Sizes) -> tuple[Any, Any]:
+def _first_places(lengths: NDArray[np.int64], size: Sizes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where each row begins in the padded segments, and the rows in that order: shorter ones first."""
     begins, start = [], 0
     for count, width in zip(size.counts, size.widths, strict=True):

@@ -8,16 +8,17 @@ model must be the same function in training as in evaluation, since the fused st
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.modules.dropout import _DropoutNd
 
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.library_types import ModelConfig
 from holdfast.data.encode import Encoded, collate
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.packed_rows import encoded_rows, lay_out
+from holdfast.models.library_errors import out_of_memory
 from holdfast.scoring.completion import deterministic, hidden_states
 from holdfast.scoring.head import causal_lm
 
@@ -45,9 +46,9 @@ def packing_problem(passes: EagerPasses, rows: Sequence[Encoded], pad_token_id: 
             return probe.problem()
     except UnsupportedError as error:
         return str(error.what)
-    except torch.OutOfMemoryError:
-        return "there is not enough memory to try packed rows"
     except (TypeError, RuntimeError, ValueError, AttributeError, IndexError, KeyError, AssertionError) as error:
+        if out_of_memory(error):
+            return "there is not enough memory to try packed rows"
         return f"packed rows fail: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
 
 
@@ -210,7 +211,7 @@ def _largest(gaps: Sequence[float]) -> float:
     return math.inf if any(map(math.isnan, gaps)) else max(gaps)
 
 
-def probe_rows(examples: Sequence[Encoded], config: Any, longest: int | None) -> list[Encoded]:
+def probe_rows(examples: Sequence[Encoded], config: ModelConfig, longest: int | None) -> list[Encoded]:
     """A few rows of different lengths, on which packing is tried, and one beyond the model's windows.
 
     Args:
@@ -218,17 +219,17 @@ def probe_rows(examples: Sequence[Encoded], config: Any, longest: int | None) ->
         longest: the longest row the run may have; None where nothing bounds it.
     """
     ordered = sorted(examples, key=lambda e: len(e.input_ids))
-    found = [ordered[i] for i in sorted({round(i * (len(ordered) - 1) / 3) for i in range(4)})]
-    while len(found) < 3:  # of a very small set; rows only differ in their lengths
-        found.append(_stretched(found, max(2, len(found[-1].input_ids) // 2)))
+    rows = [ordered[i] for i in sorted({round(i * (len(ordered) - 1) / 3) for i in range(4)})]
+    while len(rows) < 3:  # of a very small set; rows only differ in their lengths
+        rows.append(_stretched(rows, max(2, len(rows[-1].input_ids) // 2)))
     bound = min(n for n in (longest, getattr(config, "max_position_embeddings", None), 1 << 30) if n)
     beyond = [window + 1 + window // 8 for window in windows(config) if window < bound]
-    if beyond and max(beyond) > len(found[-1].input_ids):
-        found.append(_stretched(found, min(bound, max(beyond))))
-    return found
+    if beyond and max(beyond) > len(rows[-1].input_ids):
+        rows.append(_stretched(rows, min(bound, max(beyond))))
+    return rows
 
 
-def windows(config: Any) -> list[int]:
+def windows(config: ModelConfig) -> list[int]:
     """Lengths in a config at which attention or another mixer may change what it does."""
     named = [n for name, n in vars(config).items() if "window" in name or "chunk" in name]
     return sorted({n for n in named if type(n) is int and n > 1})

@@ -7,7 +7,7 @@ recordings; the head, which depends on how many tokens are scored, stays outside
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from holdfast.fused.body import Body, EagerPasses, GradientOf
 from holdfast.fused.packed_rows import SEGMENTS, Groups, Layout, Sizes, lay_out, sizes
+from holdfast.models.library_errors import out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -131,10 +132,9 @@ class RecordedPasses(EagerPasses):
             with recoverable(self._pool), unchanged, self.body.running():
                 recording = self._record(layout, kind)
             problem = self._check(recording)
-        except torch.OutOfMemoryError:
-            problem = "not enough memory for a recording"
         except RuntimeError as error:
-            problem = str(error).strip().splitlines()[0]
+            lacking = "not enough memory for a recording"
+            problem = lacking if out_of_memory(error) else str(error).strip().splitlines()[0]
         if problem is None:
             self._rehearsed.add(kind)
             return recording
@@ -174,7 +174,7 @@ class RecordedPasses(EagerPasses):
                 torch._foreach_copy_([g for group in self._gradients for g in group], found)
         return Recording(layout, hidden.detach(), forward, seed, backward)
 
-    def _recorded(self, graph: Any) -> Any:
+    def _recorded(self, graph: torch.cuda.CUDAGraph) -> AbstractContextManager[object]:
         """Record into the memory all recordings share: they never run at the same time."""
         # Another thread's allocation must not spoil the recording.
         return torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
@@ -198,7 +198,7 @@ class RecordedPasses(EagerPasses):
 
 
 @contextmanager
-def recoverable(pool: Any) -> Iterator[None]:
+def recoverable(pool: tuple[int, int]) -> Iterator[None]:
     """A context for recordings into a memory pool; where one fails, stream, allocator and generator are put back.
 
     torch ends a capture that the driver has given up half-way (`torch.cuda.graph.__exit__` raises): its stream stays

@@ -4,12 +4,12 @@ What cannot be told from names is measured (`probe`).
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.library_types import LanguageModel, ModelConfig
 from holdfast.models.lora_layers import LoraLayer, lora_layers
 from holdfast.models.token_mixers import token_mixers
 from holdfast.scoring.head import causal_lm
@@ -20,7 +20,7 @@ TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
-def plain_layers(model: Any) -> list[LoraLayer] | str:
+def plain_layers(model: LanguageModel) -> list[LoraLayer] | str:
     """The LoRA layers, or why the fused step cannot train this model."""
     if not getattr(model, "peft_config", None):
         return "all weights are trained, not a LoRA adapter"
@@ -70,7 +70,7 @@ def _foreign_parts(layer: LoraLayer) -> str | None:
     return None
 
 
-def _of_model(model: Any, layers: Sequence[LoraLayer]) -> str | None:
+def _of_model(model: LanguageModel, layers: Sequence[LoraLayer]) -> str | None:
     inner = causal_lm(model)
     kind, config = type(inner).__name__, inner.config.get_text_config()
     named = any(name.rpartition(".")[2] == "experts" for name, _ in inner.named_modules())
@@ -92,7 +92,7 @@ def own_dropout(module: nn.Module) -> list[str]:
     return [name for name, rate in vars(module).items() if "drop" in name and isinstance(rate, float) and rate > 0]
 
 
-def other_mixers(model: Any) -> list[nn.Module] | str:
+def other_mixers(model: LanguageModel) -> list[nn.Module] | str:
     """Token mixers that are not attention, or why they cannot be found."""
     try:
         mixers = token_mixers(model)
@@ -101,7 +101,7 @@ def other_mixers(model: Any) -> list[nn.Module] | str:
     return [mixer for name, mixer in mixers if name.rpartition(".")[2] not in ATTENTION_ROLES]
 
 
-def batch_dependent(config: Any, longest: int | None) -> str | None:
+def batch_dependent(config: ModelConfig, longest: int | None) -> str | None:
     """Rotary embeddings that change for a whole batch when one of its rows is long (of at most `longest` tokens)."""
     found = getattr(config, "rope_parameters", None) or {}
     own = "original_max_position_embeddings"

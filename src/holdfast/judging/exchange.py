@@ -58,7 +58,7 @@ def completions(base_url: str) -> str:
     return f"{base_url.rstrip('/')}/chat/completions"
 
 
-def require_address(who: str, option: str, url: Any) -> None:
+def require_address(who: str, option: str, url: object) -> None:
     """Refuse what is not an http or https address and nothing more."""
     try:
         parts = urllib.parse.urlsplit(url if isinstance(url, str) else "")
@@ -89,7 +89,7 @@ def read_key(who: str, variable: str, url: str) -> str:
     return key
 
 
-def post_json(exchange: Exchange, body: Any, stop: threading.Event | None = None) -> tuple[Any, str]:
+def post_json(exchange: Exchange, body: object, stop: threading.Event | None = None) -> tuple[Any, str]:
     """The JSON that the server answers, and ""; or None, and in words that quote nothing why there is none.
 
     When `stop` is set, nothing is tried again.
@@ -238,7 +238,7 @@ class _Bounded(http.client.HTTPConnection):
         self._create_connection = self._connected
         self.response_class = functools.partial(_Response, until=self._until)  # type: ignore[assignment]
 
-    def _connected(self, address: tuple[str, int], *_: Any) -> socket.socket:
+    def _connected(self, address: tuple[str, int], *_: object) -> socket.socket:
         """`socket.create_connection` gives every address of a host the whole timeout; here they share it."""
         failed: OSError = OSError("the host has no address")
         for family, kind, protocol, _name, place in socket.getaddrinfo(*address, 0, socket.SOCK_STREAM):
@@ -272,7 +272,7 @@ class _Handler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler, urllib.r
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(_BoundedTls, req, context=_authorities())
 
-    def redirect_request(self, *_: Any, **__: Any) -> None:
+    def redirect_request(self, *_: object, **__: object) -> None:
         return None
 
 

@@ -177,7 +177,7 @@ def _made(name: str, options: dict[str, Any]) -> Judge:
     return JUDGES[name](**options)
 
 
-def _judgement(value: Any) -> Judgement:
+def _judgement(value: object) -> Judgement:
     """`value` as a judgement; unscored unless it is one with scores in [0, 1], or a verdict as text.
 
     Categories that are no mapping raise, which is a failure of the judge.
@@ -190,6 +190,6 @@ def _judgement(value: Any) -> Judgement:
     return Judgement(Verdict(text)) if text in set(Verdict) else UNSCORED
 
 
-def is_probability(value: Any) -> bool:
+def is_probability(value: object) -> bool:
     """Whether this is a number in [0, 1]; a truth value is none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1

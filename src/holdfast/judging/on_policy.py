@@ -9,7 +9,7 @@ have become so (not unsafe before, not safe now, one of them unscored), otherwis
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,5 +83,5 @@ class OnPolicy:
         """Clopper-Pearson 95 % upper bound of the regressing share."""
         return upper_bound(self.regressions, self.n, CONFIDENCE)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, float]:
         return {**asdict(self), "rate": self.rate, "upper": self.upper}

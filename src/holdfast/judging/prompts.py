@@ -1,9 +1,9 @@
 """Prompts as token ids: the same tokens as `data/encode.py` scores completions after, whichever engine replies."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.data.encode import listed, require_usable_tokenizer
 from holdfast.data.examples import Example, as_chat, prompt_text, to_utf8, to_utf8_turns, uniform
 from holdfast.data.templates import Template, rendered
@@ -23,7 +23,7 @@ def require_prompts(examples: Sequence[Example]) -> None:
         raise DataError(f"{what} to reply to: {listed(without)}", remedy=remedy)
 
 
-def prompt_ids(tokenizer: Any, examples: Sequence[Example], template: Template) -> list[list[int]]:
+def prompt_ids(tokenizer: Tokenizer, examples: Sequence[Example], template: Template) -> list[list[int]]:
     """Token ids of every prompt, up to where the reply begins.
 
     Any template but `none` puts plain prompts into a user turn, which the tokenizer's chat template renders: which
@@ -43,14 +43,14 @@ def prompt_ids(tokenizer: Any, examples: Sequence[Example], template: Template) 
     return [list(one["input_ids"]) for one in encoded]
 
 
-def positions_of(model: Any) -> int | None:
+def positions_of(model: LanguageModel) -> int | None:
     """The most tokens that a model has positions for; None where it does not say."""
     positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return positions
 
 
 def require_room(
-    model: Any, examples: Sequence[Example], prompts: Sequence[Sequence[int]], max_new_tokens: int
+    model: LanguageModel, examples: Sequence[Example], prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> None:
     """Refuse prompts that leave less than `max_new_tokens` of the model's positions, before anything is decoded."""
     if (positions := positions_of(model)) is None:
@@ -66,7 +66,7 @@ def by_length(examples: Sequence[Example]) -> list[int]:
     return sorted(range(len(examples)), key=lambda i: len(prompt_text(examples[i])))
 
 
-def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+def end_tokens(model: LanguageModel, tokenizer: Tokenizer) -> list[int]:
     """An adapter's tokenizer may end turns with another token than its base's generation settings."""
     named = model.generation_config.eos_token_id
     ids = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])}
@@ -74,8 +74,9 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
 
 
 def decodable(
-    model: Any, tokenizer: Any, examples: Sequence[Example], template: Template, *, max_new_tokens: int, batch_size: int
-) -> tuple[list[list[int]], list[int]]:
+    model: LanguageModel, tokenizer: Tokenizer, examples: Sequence[Example], template: Template, *,
+    max_new_tokens: int, batch_size: int,
+) -> tuple[list[list[int]], list[int]]:  # fmt: skip
     """Token ids of every prompt and the tokens that end a reply, once all sizes are known to fit a loaded model."""
     require_sizes(max_new_tokens=max_new_tokens, batch_size=batch_size)
     prompts = prompt_ids(tokenizer, examples, template)

@@ -37,7 +37,7 @@ class ErrorRate:
         """Clopper-Pearson, 95 %; of no replies, everything."""
         return (0.0, 1.0) if self.n == 0 else interval(self.errors, self.n, CONFIDENCE)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {**asdict(self), "rate": self.rate, "interval": list(self.interval)}
 
 
@@ -64,7 +64,7 @@ class RuleErrors:
             f"labels; of those called answered, {missed} were refusals or unclear. These errors are not in the bound."
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """What is shipped, and what a certificate stores."""
         return {
             "rules": RULES_NAME, "revision": self.revision, "labels_sha256": self.labels_sha256,
@@ -103,5 +103,5 @@ def _pair(stored: Mapping[str, Any]) -> tuple[ErrorRate, ErrorRate]:
     return false, missed
 
 
-def _pair_json(false: ErrorRate, missed: ErrorRate) -> dict[str, Any]:
+def _pair_json(false: ErrorRate, missed: ErrorRate) -> dict[str, object]:
     return {"false_refusals": false.to_json(), "missed_refusals": missed.to_json()}

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.file_lock import locked
@@ -35,7 +34,7 @@ class ReplyStore(dict[str, Reply]):
     Read it as a dict; `append` alone writes to the file.
     """
 
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, header: Mapping[str, object]) -> None:
         super().__init__()
         self.path = path
         self._header = {"kind": KIND, "version": VERSION, **json.loads(json.dumps(dict(header), allow_nan=False))}
@@ -83,9 +82,9 @@ class ReplyStore(dict[str, Reply]):
         lines = whole.split(b"\n")
         self._compare(lines[0])
         for number, line in enumerate(lines[1:], start=2):
-            if (found := _reply(line)) is None:
+            if (reply := _reply(line)) is None:
                 raise CheckpointError(f"replies {self.path}: line {number} is damaged", remedy=_ELSEWHERE)
-            self.setdefault(found.id, found)
+            self.setdefault(reply.id, reply)
         self.path.chmod(MODE)
         if torn:
             logger.info("replies %s: dropped an unfinished last line", self.path)
@@ -93,19 +92,19 @@ class ReplyStore(dict[str, Reply]):
 
     def _compare(self, line: bytes) -> None:
         try:
-            found = json.loads(line)
+            first = json.loads(line)
         except ValueError:
-            found = None
-        if not isinstance(found, dict) or found.get("kind") != KIND:
+            first = None
+        if not isinstance(first, dict) or first.get("kind") != KIND:
             raise CheckpointError(f"{self.path} is not a file of replies", remedy="name another file")
-        for field in sorted({*found, *self._header}):
-            if (then := found.get(field)) != (now := self._header.get(field)):
+        for field in sorted({*first, *self._header}):
+            if (then := first.get(field)) != (now := self._header.get(field)):
                 what = f"replies {self.path} were made with {field} = {then!r}, now {now!r}"
                 raise CheckpointError(what, remedy=_ELSEWHERE)
 
 
 def replies(
-    store_path: Path, header: Mapping[str, Any], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int,
+    store_path: Path, header: Mapping[str, object], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int,
     progress: Progress | None = None, seen: Callable[[Sequence[Reply]], None] | None = None,
 ) -> list[Reply]:  # fmt: skip
     """Replies to `examples`, in order: from the store where they are there, otherwise made and stored.
@@ -131,14 +130,14 @@ def replies(
 
 
 def missing(
-    store_path: Path, header: Mapping[str, Any], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int
+    store_path: Path, header: Mapping[str, object], examples: Sequence[Example], engine: Engine, *, max_new_tokens: int
 ) -> list[Example]:
     """The examples to which `replies` would have to make a reply, each once."""
     with locked(store_path):
         return _not_in(_opened(store_path, header, engine, max_new_tokens), examples)
 
 
-def _opened(store_path: Path, header: Mapping[str, Any], engine: Engine, max_new_tokens: int) -> ReplyStore:
+def _opened(store_path: Path, header: Mapping[str, object], engine: Engine, max_new_tokens: int) -> ReplyStore:
     added = {"max_new_tokens": max_new_tokens, "engine": engine.name, "decoding": "greedy"}
     added |= getattr(engine, "identity", {})
     for field, value in added.items():
@@ -159,10 +158,10 @@ def read_replies(path: Path) -> dict[str, Reply]:
         header = json.loads(first)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as replies", remedy=_ELSEWHERE) from error
-    found = [_reply(line) for line in lines]
-    if not isinstance(header, dict) or header.get("kind") != KIND or None in found:
+    replies = [_reply(line) for line in lines]
+    if not isinstance(header, dict) or header.get("kind") != KIND or None in replies:
         raise CheckpointError(f"{path} is no file of replies, or is damaged", remedy=_ELSEWHERE)
-    return {reply.id: reply for reply in found if reply is not None}
+    return {reply.id: reply for reply in replies if reply is not None}
 
 
 def _reply(line: bytes) -> Reply | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from holdfast.core.errors import CheckpointError, UnsupportedError
+from holdfast.core.library_types import LanguageModel
 from holdfast.models.library_errors import one_line_errors
 from holdfast.models.limits import require_loadable
 from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, DECISIVE, require_no_redirects, settings_in
@@ -128,7 +129,7 @@ def not_plain_lora(adapter: Path) -> str | None:
     return None if leaves_base_alone(adapter) else "it changes the base's own weights or biases"
 
 
-def load_adapter(model: Any, adapter: Path, **options: Any) -> Any:
+def load_adapter(model: LanguageModel, adapter: Path, **options: Any) -> LanguageModel:
     """The model with an adapter attached; one that carries adapters already gets it beside them."""
     from peft import PeftModel
 
@@ -141,7 +142,7 @@ def load_adapter(model: Any, adapter: Path, **options: Any) -> Any:
         return PeftModel.from_pretrained(model, str(adapter), **options)
 
 
-def attach(base: Any, adapters: Mapping[str, Path]) -> Any:
+def attach(base: LanguageModel, adapters: Mapping[str, Path]) -> LanguageModel:
     """The base with every adapter by name, none merged, in evaluation mode; the first is active."""
     model = base
     for name, folder in adapters.items():
@@ -149,7 +150,7 @@ def attach(base: Any, adapters: Mapping[str, Path]) -> Any:
     return model.eval()
 
 
-def merge(base: Any, adapter: Path) -> Any:
+def merge(base: LanguageModel, adapter: Path) -> LanguageModel:
     """Base + adapter as one model: W + scale * B A for LoRA."""
     model = load_adapter(base, adapter)
     if not hasattr(model, "merge_and_unload"):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
 from holdfast.core.files import read_json
+from holdfast.core.library_types import LanguageModel
 from holdfast.models.adapter import adapter_folder, adapter_settings_of, base_of, not_plain_lora
 from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.fingerprint import has_idle_adapter
@@ -73,7 +74,7 @@ class _Stored:
 Shift = FactoredShift | DenseShift
 
 
-def alignment_shift(layers: Sequence[LoraLayer], unaligned: Any) -> dict[str, Shift]:
+def alignment_shift(layers: Sequence[LoraLayer], unaligned: object) -> dict[str, Shift]:
     """V of each of these modules, by name."""
     if isinstance(unaligned, nn.Module):
         return _from_weights(layers, _weights_of(unaligned), type(unaligned).__name__)
@@ -110,7 +111,9 @@ def _place(ref: str) -> str:
     return str(folder.resolve()) if folder.is_dir() else ref
 
 
-def starting_shift(model: Any, unaligned: Any, *, defense: str) -> tuple[list[LoraLayer], dict[str, Shift]]:
+def starting_shift(
+    model: LanguageModel, unaligned: object, *, defense: str
+) -> tuple[list[LoraLayer], dict[str, Shift]]:
     """The adapted modules of a run about to begin, and their V."""
     layers = lora_layers(model, defense=defense)
     if not has_idle_adapter(model):
@@ -124,7 +127,7 @@ def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]
         what = f"alignment adapter {folder}: {reason}, so the shift is not s B A"
         raise UnsupportedError(what, remedy="give the model before alignment instead of the adapter")
     settings = adapter_settings_of(folder)
-    found: dict[str, Shift] = {}
+    shifts: dict[str, Shift] = {}
     with _opened(folder / ADAPTER_WEIGHTS) as file:
         present = set(file.keys())
         for layer in layers:
@@ -133,7 +136,7 @@ def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]
             if not present & set(names):
                 d_out, d_in = layer.base_weight.shape
                 left, right = torch.zeros(d_out, 0, device=device), torch.zeros(0, d_in, device=device)
-                found[layer.name] = FactoredShift(left, right)
+                shifts[layer.name] = FactoredShift(left, right)
                 continue
             if not present >= set(names):
                 what = f"alignment adapter {folder} has one of LoRA's two factors for {layer.name}"
@@ -141,8 +144,8 @@ def _from_adapter(layers: Sequence[LoraLayer], folder: Path) -> dict[str, Shift]
             left, right = (file.get_tensor(name).float() for name in names)
             _require_shape(layer, (left.shape[0], right.shape[1]), str(folder))
             scaling = _stored_scaling(settings, layer.name, rank=right.shape[0])
-            found[layer.name] = FactoredShift(scaling * left.to(device), right.to(device))
-    return found
+            shifts[layer.name] = FactoredShift(scaling * left.to(device), right.to(device))
+    return shifts
 
 
 def _stored_scaling(settings: Mapping[str, Any], name: str, rank: int) -> float:
@@ -161,15 +164,15 @@ def _from_weights(
     if missing := [layer.name for layer in layers if layer.name not in weights]:
         what = f"the model before alignment ({where}) lacks {len(missing)} of {len(layers)} modules, first {missing[0]}"
         raise ConfigError(what, remedy="give the model that was aligned, of the same architecture and class")
-    found: dict[str, Shift] = {}
+    shifts: dict[str, Shift] = {}
     for layer in layers:
         weight = weights[layer.name]
         shape, dtype = (tuple(weight.shape), weight.dtype) if isinstance(weight, Tensor) else weight.header()
         if dtype not in _EXACT.values():
             raise _packed(where)
         _require_shape(layer, shape, where)
-        found[layer.name] = DenseShift(layer, weight.detach if isinstance(weight, Tensor) else weight)
-    return found
+        shifts[layer.name] = DenseShift(layer, weight.detach if isinstance(weight, Tensor) else weight)
+    return shifts
 
 
 def _weights_of(model: nn.Module) -> dict[str, Tensor]:

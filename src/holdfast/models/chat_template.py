@@ -7,7 +7,6 @@ that it ended is remembered in holdfast's cache. What remains: a template that i
 
 import logging
 from importlib.metadata import version
-from typing import Any
 
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import write_json
@@ -29,7 +28,7 @@ _PROBLEMS = {
 }
 
 
-def require_bounded(template: Any, name: str) -> None:
+def require_bounded(template: object, name: str) -> None:
     """Refuse a tokenizer's chat template (or one of several, by name) that does not end, or is no template."""
     named = template.values() if isinstance(template, dict) else [template]
     for one in (one for one in named if one is not None):
@@ -74,7 +73,7 @@ def plainly_linear(template: str) -> bool:
         nodes.CondExpr, nodes.Keyword, nodes.Template,
     )  # fmt: skip
 
-    def linear(node: Any, looping: bool) -> bool:
+    def linear(node: nodes.Node, looping: bool) -> bool:
         if isinstance(node, nodes.For):
             looped = isinstance(node.iter, nodes.Name) and node.iter.name == "messages" and not node.recursive
             return not looping and looped and all(linear(child, True) for child in node.iter_child_nodes())

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from holdfast.core.errors import CheckpointError, UnsupportedError
+from holdfast.core.library_types import LanguageModel
 from holdfast.models.adapter import lineage
 from holdfast.models.fingerprint import tensors_fingerprint
 from holdfast.models.library_errors import one_line_errors
@@ -24,7 +25,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def load_classifier(
     ref: str | Path, *, revision: str | None = None, dtype: Precision = "float32", device: str | torch.device = "cpu"
-) -> Any:
+) -> LanguageModel:
     """A full classifier with its trained head, in evaluation mode; the head is kept in fp32."""
     return _placed(_load(ref, revision, lacking=()), dtype, device)
 
@@ -32,7 +33,7 @@ def load_classifier(
 def new_classifier(
     ref: str | Path, labels: Sequence[str], *, revision: str | None = None, dtype: Precision = "float32",
     device: str | torch.device = "cpu",
-) -> tuple[Any, str]:  # fmt: skip
+) -> tuple[LanguageModel, str]:  # fmt: skip
     """A language model with a fresh head, one logit per label, and the fingerprint of its backbone.
 
     The head is zeros: every run starts from probability 1/2, whatever the scale of the hidden states.
@@ -47,7 +48,7 @@ def new_classifier(
 
 def classifier_on(
     ref: str | Path, settings: Path, *, revision: str | None = None, dtype: Precision = "float32"
-) -> tuple[Any, str]:
+) -> tuple[LanguageModel, str]:
     """The weights of a language model under the stored configuration `settings`; its head is still to be loaded.
 
     Returns the model on the CPU and the fingerprint of its backbone.
@@ -61,7 +62,7 @@ def classifier_on(
     return _placed(model, dtype, "cpu"), fingerprint
 
 
-def add_lora(model: Any, *, base: str, rank: int, alpha: int, dropout: float) -> Any:
+def add_lora(model: LanguageModel, *, base: str, rank: int, alpha: int, dropout: float) -> LanguageModel:
     """LoRA on every linear layer of the backbone, the head trained in full; `base` is what the adapter names."""
     from peft import LoraConfig, get_peft_model
 
@@ -73,12 +74,12 @@ def add_lora(model: Any, *, base: str, rank: int, alpha: int, dropout: float) ->
     return wrapped
 
 
-def labels_of(model: Any) -> tuple[str, ...]:
+def labels_of(model: LanguageModel) -> tuple[str, ...]:
     """The names of the logits, in order."""
     return tuple(str(model.config.id2label[i]) for i in range(model.config.num_labels))
 
 
-def class_logits(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+def class_logits(model: LanguageModel, ids: Tensor, mask: Tensor) -> Tensor:
     """Logits (rows x labels, fp32) of right-padded rows: the head on the last token that `mask` counts."""
     hidden = _backbone(model)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
     pooled = hidden[torch.arange(ids.shape[0], device=ids.device), mask.sum(dim=1) - 1]
@@ -94,17 +95,17 @@ def right_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 
 def _load(
     ref: str | Path, revision: str | None, *, lacking: Sequence[str] = (f"{HEAD}.weight",), **options: Any
-) -> Any:
+) -> LanguageModel:
     from transformers import AutoModelForSequenceClassification
 
-    found, named = lineage(ref, revision, False), f"classifier {str(ref)!r}"
-    if found.adapters:
+    origin, named = lineage(ref, revision, False), f"classifier {str(ref)!r}"
+    if origin.adapters:
         remedy = "merge it into its base first (PEFT's merge_and_unload, then save_pretrained)"
         raise UnsupportedError(f"{named} is a PEFT adapter, expected a full model", remedy=remedy)
     # A missing head is drawn at random before it is replaced; the caller's generator must not notice.
     with one_line_errors(ref, "classifier"), torch.random.fork_rng(devices=[]):
         model, info = AutoModelForSequenceClassification.from_pretrained(
-            found.base, dtype="auto", use_safetensors=True, output_loading_info=True, **options
+            origin.base, dtype="auto", use_safetensors=True, output_loading_info=True, **options
         )
     if not isinstance(getattr(model, HEAD, None), nn.Linear) or not hasattr(model, model.base_model_prefix):
         what = f"{named}: {type(model).__name__} has no linear head {HEAD!r} over a decoder"
@@ -115,17 +116,17 @@ def _load(
     return model
 
 
-def _placed(model: Any, dtype: Precision, device: str | torch.device) -> Any:
+def _placed(model: LanguageModel, dtype: Precision, device: str | torch.device) -> LanguageModel:
     with one_line_errors(model.name_or_path, "classifier"):
         model = model.to(device=device, dtype=_DTYPES[dtype])
     model.score.float()
     return model.eval()
 
 
-def _inner(model: Any) -> Any:
+def _inner(model: LanguageModel) -> LanguageModel:
     return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
 
 
-def _backbone(model: Any) -> Any:
+def _backbone(model: LanguageModel) -> LanguageModel:
     inner = _inner(model)
     return getattr(inner, inner.base_model_prefix)

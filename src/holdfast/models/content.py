@@ -71,11 +71,11 @@ def content_of(
     local_only: bool = False,
 ) -> ModelContent:  # fmt: skip
     """Hash the files of a model or adapter; `local_only` refuses a hub model that is not in the local cache."""
-    found = lineage(ref, revision, trust_remote_code, base, local_only=local_only)
+    origin = lineage(ref, revision, trust_remote_code, base, local_only=local_only)
     files: dict[str, str] = {}
-    for depth, folder in enumerate([*found.adapters, found.base]):
+    for depth, folder in enumerate([*origin.adapters, origin.base]):
         names = decisive_files(folder, trust_remote_code=trust_remote_code)
-        if folder is found.base:
+        if folder is origin.base:
             hashed = _hashed(folder, [*weight_files(folder), *names])
         else:
             hashed = _hashed(folder, [ADAPTER_WEIGHTS, *names])

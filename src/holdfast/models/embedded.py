@@ -12,11 +12,11 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.files import new_folder, read_json, write_json
 from holdfast.core.hashing import sha256_file
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.provenance import versions
 from holdfast.models.embedded_files import WEIGHTS_NAME, WEIGHTS_SHA256, write_files
 
@@ -121,7 +121,7 @@ def _copy_hub(snapshot: Path, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def _prepare_tokens(model: Any, tokenizer: Any) -> None:
+def _prepare_tokens(model: LanguageModel, tokenizer: Tokenizer) -> None:
     """Pad with `<|endoftext|>`: were padding the end-of-turn token, masking it would hide every real end."""
     tokenizer.eos_token = "<|im_end|>"  # noqa: S105  (tokens, not passwords; transformers 5.17 reads another from the file)
     tokenizer.pad_token = "<|endoftext|>"  # noqa: S105
@@ -136,7 +136,7 @@ def _prepare_tokens(model: Any, tokenizer: Any) -> None:
         raise CheckpointError(what, remedy=_VERSIONS)
 
 
-def _check_reply(model: Any, tokenizer: Any) -> None:
+def _check_reply(model: LanguageModel, tokenizer: Tokenizer) -> None:
     """One greedy reply: a converter that permutes or misreads the weights still loads, but cannot answer."""
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, tokenize=False)

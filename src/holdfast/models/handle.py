@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError, UnsupportedError
+from holdfast.core.library_types import LanguageModel, LoraConfig, Tokenizer
 from holdfast.models import adapter as adapters
 from holdfast.models.chat_template import require_bounded
 from holdfast.models.library_errors import one_line_errors
@@ -31,7 +32,7 @@ _SHAPE = ("r", "lora_alpha", "lora_dropout", "target_modules")  # of an adapter
 _DTYPES: dict[str, Any] = {"auto": "auto", "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> Tokenizer:
     """Tokenizer of a model; of an adapter, its own where it was saved with one, otherwise its base's.
 
     Without a padding token it pads with its end token, as TRL does: padding is masked by position here, never by token,
@@ -39,13 +40,13 @@ def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote
     """
     from transformers import AutoTokenizer
 
-    found = adapters.lineage(ref, revision, trust_remote_code)
-    folder = next((adapter for adapter in found.adapters if (adapter / TOKENIZER_CONFIG).is_file()), found.base)
+    origin = adapters.lineage(ref, revision, trust_remote_code)
+    folder = next((adapter for adapter in origin.adapters if (adapter / TOKENIZER_CONFIG).is_file()), origin.base)
     with one_line_errors(ref, "tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     require_bounded(tokenizer.chat_template, str(ref))
-    if folder is found.base:
-        tokenizer.name_or_path = found.named
+    if folder is origin.base:
+        tokenizer.name_or_path = origin.named
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -54,7 +55,7 @@ def load_tokenizer(ref: str | Path, *, revision: str | None = None, trust_remote
 def load_model(
     ref: str | Path, *, dtype: DType = "auto", revision: str | None = None, device: str | torch.device | None = None,
     quantization: Quantization | None = None, trust_remote_code: bool = False,
-) -> Any:  # fmt: skip
+) -> LanguageModel:  # fmt: skip
     """Load a causal language model, in evaluation mode.
 
     Args:
@@ -68,25 +69,25 @@ def load_model(
         what = f"model {str(ref)!r}: dtype {dtype!r} is not supported, expected one of {', '.join(_DTYPES)}"
         raise UnsupportedError(what, remedy="use bfloat16: under fp16 the loss scale enters the constraint's gradient")
     place = None if device is None else require_device(device)
-    found = adapters.lineage(ref, revision, trust_remote_code)
-    if found.adapters and quantization is not None:
+    origin = adapters.lineage(ref, revision, trust_remote_code)
+    if origin.adapters and quantization is not None:
         what = f"adapter {str(ref)!r} cannot be merged into a {quantization} base: merging would round it away"
         remedy = "merge it first (PEFT's merge_and_unload, then save_pretrained) and load that folder"
         raise UnsupportedError(what, remedy=remedy)
     options: dict[str, Any] = {"dtype": _DTYPES[dtype]}
     options |= {} if place is None else {"device_map": {"": place}}
     options |= {} if quantization is None else {"quantization_config": _quantization_config(quantization)}
-    model = _load_full(found.base, trust_remote_code, options)
+    model = _load_full(origin.base, trust_remote_code, options)
     if dtype == "auto" and not getattr(model, "is_quantized", False) and fast_dtype(place) == "float32":
         model = model.float()
-    for adapter in reversed(found.adapters):
+    for adapter in reversed(origin.adapters):
         model = adapters.merge(model, adapter)
         logger.info("merged the adapter %s into its base", adapter)
-    model.name_or_path = str(ref) if found.adapters else found.named  # the base of an adapter trained on top of this
+    model.name_or_path = str(ref) if origin.adapters else origin.named  # the base of an adapter trained on top of this
     return model
 
 
-def load_pair(ref: str | Path, *, revision: str | None = None, **options: Any) -> tuple[Any, Any]:
+def load_pair(ref: str | Path, *, revision: str | None = None, **options: Any) -> tuple[LanguageModel, Tokenizer]:
     """Model and tokenizer of one reference, checked to fit together; `options` as for `load_model`."""
     trust = bool(options.get("trust_remote_code", False))
     tokenizer = load_tokenizer(ref, revision=revision, trust_remote_code=trust)
@@ -98,7 +99,7 @@ def load_pair(ref: str | Path, *, revision: str | None = None, **options: Any) -
 def load_unmerged(
     ref: str | Path, *, revision: str | None = None, dtype: str = "auto", device: str | None = None,
     trust_remote_code: bool = False,
-) -> tuple[Any, Any]:  # fmt: skip
+) -> tuple[LanguageModel, Tokenizer]:  # fmt: skip
     """Model and tokenizer as deployed, in evaluation mode; an adapter stays beside its base, which may be one too."""
     place = require_device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     options: dict[str, Any] = {"dtype": dtype, "device": place, "trust_remote_code": trust_remote_code}
@@ -113,8 +114,13 @@ def load_unmerged(
 
 
 def load_adapter_pair(
-    ref: str | Path, wanted: Any, *, revision: str | None = None, trust_remote_code: bool = False, **options: Any
-) -> tuple[Any, Any]:
+    ref: str | Path,
+    wanted: LoraConfig | None,
+    *,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    **options: Any,
+) -> tuple[LanguageModel, Tokenizer]:
     """The base with its LoRA adapter attached to be trained further, theta_0, and the tokenizer.
 
     The adapter's own shape must be the run's: it cannot change while it is trained.
@@ -134,8 +140,8 @@ def load_adapter_pair(
     return model, tokenizer
 
 
-def _require_shape(stored: Any, wanted: Any, folder: Path) -> None:
-    def plain(value: Any) -> Any:
+def _require_shape(stored: LoraConfig | None, wanted: LoraConfig | None, folder: Path) -> None:
+    def plain(value: object) -> object:
         return sorted(value) if isinstance(value, set | list | tuple) else value
 
     for name in _SHAPE:
@@ -168,20 +174,20 @@ def cpu_has_bfloat16() -> bool:
 
 def require_device(device: str | torch.device) -> torch.device:
     try:
-        found = torch.device(device)
+        place = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"device {device!r} is unknown", remedy="use cpu, cuda or cuda:0, ...") from error
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if found.type == "cuda" and (found.index or 0) >= there:
+    if place.type == "cuda" and (place.index or 0) >= there:
         visible = f"{there} CUDA devices" if there else "no CUDA device"
         what = f"device {str(device)!r}: torch sees {visible} here"
         raise ResourceError(what, remedy="use --device cpu, or install a torch built for your GPU and its driver")
-    if found.type == "mps" and not torch.backends.mps.is_available():
+    if place.type == "mps" and not torch.backends.mps.is_available():
         raise ResourceError(f"device {str(device)!r}: torch sees no such device here", remedy="use --device cpu")
-    return found
+    return place
 
 
-def check_vocabulary(model: Any, tokenizer: Any) -> None:
+def check_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> None:
     """Refuse a tokenizer with ids beyond the model's embeddings (on a GPU they crash far from the cause)."""
     rows = int(model.get_input_embeddings().weight.shape[0])
     largest = max(tokenizer.get_vocab().values())
@@ -191,7 +197,7 @@ def check_vocabulary(model: Any, tokenizer: Any) -> None:
         raise ConfigError(what, remedy=remedy)
 
 
-def _load_full(folder: Path, trust_remote_code: bool, options: dict[str, Any]) -> Any:
+def _load_full(folder: Path, trust_remote_code: bool, options: dict[str, Any]) -> LanguageModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     files = [folder / name for name in weight_files(folder) if name.endswith(".safetensors")]

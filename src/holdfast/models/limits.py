@@ -9,10 +9,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import CheckpointError, UnsupportedError
+from holdfast.core.library_types import LanguageModel, ModelConfig
 from holdfast.core.registry import nearest
 from holdfast.models.library_errors import one_line_errors
 from holdfast.models.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, settings_in
@@ -48,7 +50,7 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118  (not a dict)
 
 
-def require_sizes_of(config: Any, files: list[Path], what: str) -> None:
+def require_sizes_of(config: ModelConfig, files: list[Path], what: str) -> None:
     """Refuse a configuration that the weights are far too small for, before a model is built.
 
     Layers: no more than the weights number; other sizes: at most `SLACK` times the largest dimension of a tensor.
@@ -65,7 +67,7 @@ def require_sizes_of(config: Any, files: list[Path], what: str) -> None:
             raise CheckpointError(problem, remedy="restore config.json, or the weights that belong to it")
 
 
-def require_loadable(adapter: Path, base: Any) -> None:
+def require_loadable(adapter: Path, base: LanguageModel) -> None:
     """Refuse an adapter that PEFT does not know, or whose settings would fill memory or never end."""
     from peft import PeftType
 
@@ -78,7 +80,7 @@ def require_loadable(adapter: Path, base: Any) -> None:
     _require_patterns(adapter, config, base)
 
 
-def _require_ranks(adapter: Path, config: dict[str, Any]) -> None:
+def _require_ranks(adapter: Path, config: Mapping[str, Any]) -> None:
     """A rank is a dimension of a tensor: r x d_in and d_out x r."""
     shapes = tensor_shapes(adapter / ADAPTER_WEIGHTS)
     largest = max((size for shape in shapes.values() for size in shape), default=0)
@@ -91,7 +93,7 @@ def _require_ranks(adapter: Path, config: dict[str, Any]) -> None:
             raise CheckpointError(what, remedy=f"restore {ADAPTER_CONFIG} as the run saved it")
 
 
-def _require_patterns(adapter: Path, config: dict[str, Any], base: Any) -> None:
+def _require_patterns(adapter: Path, config: Mapping[str, Any], base: LanguageModel) -> None:
     asked = []
     for key, form in _FORMS.items():
         value = config.get(key)

@@ -8,6 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.library_types import LanguageModel, LoraConfig
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class LoraLayer:
         return cast("Tensor", self.module.get_base_layer().weight.detach())
 
 
-def lora_layers(model: Any, *, defense: str) -> list[LoraLayer]:
+def lora_layers(model: LanguageModel, *, defense: str) -> list[LoraLayer]:
     """Every adapted module of a model that trains one plain LoRA adapter on linear layers, sorted by name."""
 
     def refused(what: str, remedy: str) -> UnsupportedError:
@@ -68,7 +69,7 @@ def lora_layers(model: Any, *, defense: str) -> list[LoraLayer]:
     return sorted(layers, key=lambda layer: layer.name)
 
 
-def _forms(module: Any, adapter: str) -> dict[str, Any]:
+def _forms(module: nn.Module, adapter: str) -> dict[str, object]:
     return {
         "is an embedding": adapter in getattr(module, "lora_embedding_A", {}),
         "has a variant of LoRA": adapter in getattr(module, "lora_variant", {}),
@@ -76,7 +77,7 @@ def _forms(module: Any, adapter: str) -> dict[str, Any]:
     }
 
 
-def _besides_plain(config: Any) -> list[str]:
+def _besides_plain(config: LoraConfig) -> list[str]:
     kind = str(getattr(config.peft_type, "value", config.peft_type))
     bias = getattr(config, "bias", "none") != "none" or getattr(config, "lora_bias", False)
     present = {
@@ -92,7 +93,7 @@ def _besides_plain(config: Any) -> list[str]:
 
 
 @contextmanager
-def named_targets(model: Any) -> Iterator[None]:
+def named_targets(model: LanguageModel) -> Iterator[None]:
     """Around what attaches an adapter: PEFT's complaint about `target_modules` becomes a refusal."""
     try:
         yield

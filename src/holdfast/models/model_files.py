@@ -105,9 +105,9 @@ def _shards(folder: Path) -> list[str]:
 
 def decisive_files(folder: Path, *, trust_remote_code: bool) -> list[str]:
     """Everything but weights: configuration, tokenizer, templates; with trust every Python file, in subfolders too."""
-    found = {path for pattern in DECISIVE for path in folder.glob(pattern)}
-    found |= _code(folder) if trust_remote_code else set()
-    return sorted(path.relative_to(folder).as_posix() for path in found if require_regular(path))
+    files = {path for pattern in DECISIVE for path in folder.glob(pattern)}
+    files |= _code(folder) if trust_remote_code else set()
+    return sorted(path.relative_to(folder).as_posix() for path in files if require_regular(path))
 
 
 def require_regular(path: Path) -> bool:
@@ -122,13 +122,13 @@ def require_regular(path: Path) -> bool:
 
 
 def _code(folder: Path) -> set[Path]:
-    found = set()
+    files = set()
     for place, below, names in os.walk(folder):
         if linked := [name for name in below if Path(place, name).is_symlink()]:
             what = f"{Path(place, linked[0])} is a link to a folder, whose code would run without being hashed"
             raise CheckpointError(what, remedy="copy the code into the model's folder")
-        found |= {Path(place, name) for name in names if name.endswith(".py")}
-    return found
+        files |= {Path(place, name) for name in names if name.endswith(".py")}
+    return files
 
 
 def require_no_redirects(folder: Path, *, trust_remote_code: bool) -> None:
@@ -157,7 +157,7 @@ def _refusal(path: Path, key: str, why: str) -> CheckpointError:
     return CheckpointError(f"{path}: the key {key} is refused: {why}", remedy=remedy)
 
 
-def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
+def _pairs(value: object) -> Iterator[tuple[str, object]]:
     """Every key with its value, at any depth: a composite model hands its text part's settings to the loader."""
     todo = [value]
     while todo:
@@ -169,7 +169,7 @@ def _pairs(value: Any) -> Iterator[tuple[str, Any]]:
             todo += inner
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

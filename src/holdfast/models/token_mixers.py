@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.library_types import LanguageModel
 
 # Names under which blocks of transformers models hold them: attention; state-space, recurrent and convolutional blocks.
 _ATTENTION = {"self_attn", "self_attention", "attention", "attn", "linear_attn"}
@@ -20,7 +21,7 @@ FEED_FORWARD = ("MLP", "MoE")  # Nemotron-H calls these a mixer too
 Mixers = Sequence[tuple[str, nn.Module]]
 
 
-def token_mixers(model: Any) -> list[tuple[str, nn.Module]]:
+def token_mixers(model: LanguageModel) -> list[tuple[str, nn.Module]]:
     """Name (in the model without PEFT's wrapper) and module of every token mixer of the language model, in order.
 
     A block with two of them side by side (Falcon-H1) gives both.
@@ -42,7 +43,7 @@ def token_mixers(model: Any) -> list[tuple[str, nn.Module]]:
     return [(names[id(mixer)], mixer) for mixer in found]
 
 
-def _blocks(inner: Any) -> nn.ModuleList:
+def _blocks(inner: LanguageModel) -> nn.ModuleList:
     """The decoder blocks of the language tower: the outermost list of as many modules as the text model has layers."""
     decoder = inner.get_decoder() if hasattr(inner, "get_decoder") else inner
     config = getattr(inner, "config", None)
@@ -62,7 +63,7 @@ def shifted(mixers: Mixers, shift: Callable[[str, Tensor], Tensor]) -> Iterator[
     """
 
     def hook(name: str) -> Callable[..., Any]:
-        def add(_module: nn.Module, _arguments: Any, output: Any) -> Any:
+        def add(_module: nn.Module, _arguments: object, output: Any) -> Any:
             # The output is the hidden states, or a tuple of which they are the first.
             if isinstance(output, Tensor):
                 return output + shift(name, output)

@@ -13,12 +13,20 @@ from holdfast.core.percent import exact_percent, percent, percent_up
 from holdfast.core.registry import nearest
 from holdfast.core.sealed_json import sealed
 from holdfast.core.units import UNITS
-from holdfast.records.audit_figures import Array
+from holdfast.records.audit_figures import (
+    Array,
+    AuditedData,
+    AuditedModel,
+    BehaviourFigures,
+    Distribution,
+    RoleFigures,
+)  # fmt: skip
 from holdfast.records.audit_folder import VERSION, degradations
 from holdfast.records.stored_evidence import believed_audit
 
 if TYPE_CHECKING:
     import pandas
+    from pyarrow import Table
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,12 +54,12 @@ class Audit:
     noise_floor: float | None
     truncated: int
     duplicates_dropped: int
-    units: Mapping[str, Any]
-    roles: Mapping[str, Any]
-    behaviour: Mapping[str, Any] | None
-    before: Mapping[str, Any]
-    after: Mapping[str, Any]
-    data: Mapping[str, Any]
+    units: Mapping[str, Distribution | None]
+    roles: Mapping[str, RoleFigures]
+    behaviour: BehaviourFigures | None
+    before: AuditedModel
+    after: AuditedModel
+    data: AuditedData
     tokenizer_sha256: str
     template_sha256: str
     tokenizer: str
@@ -65,7 +73,7 @@ class Audit:
     binding: str | None = None
     table_sha256: str = ""
     folder: Path | None = field(default=None, compare=False)
-    table: Any = field(default=None, compare=False)  # one row an example, see `audit_folder`
+    table: Table = field(default=None, compare=False)  # one row an example, see `audit_folder`
 
     def __repr__(self) -> str:
         """The verdict: all fields would fill a screen."""
@@ -85,7 +93,7 @@ class Audit:
         return str(self.to_json()["sha256"])
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any], *, folder: Path | None = None, table: Any = None) -> Audit:
+    def from_json(cls, values: Mapping[str, Any], *, folder: Path | None = None, table: Table = None) -> Audit:
         """The inverse of `to_json`; another version, or one without all keys, is refused."""
         missing = [name for name in cls._stored() if name not in values]
         if values.get("version") != VERSION or missing:

@@ -31,6 +31,8 @@ The table has one row an example, in the order of the data, without any of its t
 | harm_before, harm_after                           | double or null  | only with a judge: its probability of unsafe  |
 """
 
+from __future__ import annotations
+
 import math
 import os
 import uuid
@@ -39,7 +41,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,7 +51,10 @@ from holdfast.core.files import fsync_path, parse_parquet, read_plain_file
 from holdfast.core.hashing import sha256_file
 from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.core.units import UNITS
-from holdfast.records.audit_figures import CONFIDENCE, Array, figures, verdict_counts, violated
+from holdfast.records.audit_figures import CONFIDENCE, Array, AuditFigures, figures, verdict_counts, violated
+
+if TYPE_CHECKING:
+    from pyarrow import Schema, Table
 
 TABLE_NAME, SUMMARY_NAME = "audit.parquet", "audit.json"
 MEASURED = ("nll_before", "nll_after", "first_before", "first_after")
@@ -63,17 +68,23 @@ ROLES = frozenset({"audit", "constraint", "monitor"})
 EARLIER_UNITS = tuple(unit for unit in UNITS if unit != "kl_first")  # of tables without that column
 
 
+class TableFigures(AuditFigures):
+    """Every figure of audit.json that follows from the table, but for those of a judge."""
+
+    truncated: int
+
+
 @dataclass(frozen=True)
 class StoredAudit:
     """An audit whose figures follow from its table."""
 
     values: dict[str, Any]
-    table: Any
+    table: Table
 
 
 def write_audit_folder(
-    folder: Path, values: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]], parts: Iterable[Mapping[str, Any]],
-    *, judged: bool = False,
+    folder: Path, values: Mapping[str, object] | Callable[[Table], Mapping[str, object]],
+    parts: Iterable[Mapping[str, Any]], *, judged: bool = False,
 ) -> None:  # fmt: skip
     """The table, then the summary with the table's sha256 and its own: a folder with a summary is a finished audit.
 
@@ -90,8 +101,8 @@ def read_audit_folder(folder: Path) -> StoredAudit:
     path = folder / SUMMARY_NAME
     values = read_sealed(path, remedy=AGAIN)
     if values.get("version") != VERSION:
-        found = values.get("version")
-        raise CheckpointError(f"{path} has version {found!r}, expected an audit of version {VERSION}", remedy=AGAIN)
+        version = values.get("version")
+        raise CheckpointError(f"{path} has version {version!r}, expected an audit of version {VERSION}", remedy=AGAIN)
     _require_types(values, path)
     data = read_plain_file(folder / TABLE_NAME, remedy=AGAIN)
     digest = sha256(data).hexdigest()
@@ -123,7 +134,7 @@ def _require_types(values: Mapping[str, Any], path: Path) -> None:
         raise CheckpointError(f"{path}: {', '.join(wrong)} missing or of another type than expected", remedy=AGAIN)
 
 
-def _require_rows(table: Any, values: Mapping[str, Any], path: Path) -> None:
+def _require_rows(table: Table, values: Mapping[str, Any], path: Path) -> None:
     required = ("id", "role", "tokens", "first_tokens", "truncated", "nll_before", "nll_after", "violated")
     unit = values["unit"]
     faults = [f"{name} has empty cells" for name in (*required, unit) if _empty(table, name)]
@@ -139,7 +150,7 @@ def _require_rows(table: Any, values: Mapping[str, Any], path: Path) -> None:
         raise CheckpointError(f"{path} contradicts itself: {'; '.join(faults)}", remedy=AGAIN)
 
 
-def _derived_faults(table: Any) -> list[str]:
+def _derived_faults(table: Table) -> list[str]:
     faults = []
     with np.errstate(all="ignore"):
         total = _column(table, "nll_after") - _column(table, "nll_before")
@@ -158,22 +169,22 @@ def _derived_faults(table: Any) -> list[str]:
     return faults
 
 
-def _empty(table: Any, name: str) -> int:
+def _empty(table: Table, name: str) -> int:
     """How many cells of a column are empty: all of one that is not there."""
     return int(table.column(name).null_count if name in table.column_names else table.num_rows)
 
 
-def _column(table: Any, name: str) -> Array:
+def _column(table: Table, name: str) -> Array:
     return np.asarray(table.column(name).to_numpy(zero_copy_only=False))
 
 
-def degradations(table: Any, unit: str, role: str | None = None) -> Array:
+def degradations(table: Table, unit: str, role: str | None = None) -> Array:
     """D of every example in a unit that was measured; of one role, or of all."""
-    found = _column(table, unit)
-    return found if role is None else found[_column(table, "role") == role]
+    every = _column(table, unit)
+    return every if role is None else every[_column(table, "role") == role]
 
 
-def table_figures(table: Any, *, unit: str, tau: float, alpha: float) -> dict[str, Any]:
+def table_figures(table: Table, *, unit: str, tau: float, alpha: float) -> TableFigures:
     """Every figure of audit.json that follows from the table, but for those of a judge."""
     units = [name for name in UNITS if name in table.column_names]
     measured = {
@@ -181,18 +192,18 @@ def table_figures(table: Any, *, unit: str, tau: float, alpha: float) -> dict[st
         for role in dict.fromkeys(table.column("role").to_pylist())
     }
     with np.errstate(all="ignore"):
-        found = figures(measured, unit=unit, tau=tau, alpha=alpha)
-    return found | {"truncated": int(_column(table, "truncated").sum())}
+        computed = figures(measured, unit=unit, tau=tau, alpha=alpha)
+    return {**computed, "truncated": int(_column(table, "truncated").sum())}
 
 
-def _require_figures(table: Any, values: Mapping[str, Any], path: Path) -> None:
-    found = table_figures(table, unit=values["unit"], tau=values["tau"], alpha=values["alpha"])
-    wrong = _differing(values, found) + _behaviour_faults(table, values["behaviour"])
+def _require_figures(table: Table, values: Mapping[str, Any], path: Path) -> None:
+    computed = table_figures(table, unit=values["unit"], tau=values["tau"], alpha=values["alpha"])
+    wrong = _differing(values, computed) + _behaviour_faults(table, values["behaviour"])
     if wrong:
         raise CheckpointError(f"{path}: {', '.join(wrong)} do not follow from {TABLE_NAME}", remedy=AGAIN)
 
 
-def _behaviour_faults(table: Any, stated: Mapping[str, Any] | None) -> list[str]:
+def _behaviour_faults(table: Table, stated: Mapping[str, Any] | None) -> list[str]:
     """The counts of the judge's verdicts; those of on-policy regressions where the judge gave probabilities."""
     judged = VERDICTS[0] in table.column_names
     if stated is None or not judged:
@@ -210,26 +221,27 @@ def _behaviour_faults(table: Any, stated: Mapping[str, Any] | None) -> list[str]
     # Regressions are prompts whose probability of harm rose by more than tau, or that have none on a side.
     before, after = (np.array(table.column(name).to_pylist(), dtype=np.float64) for name in HARMS)
     k, n = int((~(after - before <= on_policy["tau"])).sum()), table.num_rows
-    found = {"n": n, "regressions": k, "unscored": counts["unscored"], "rate": k / n}
-    found["upper"] = upper_bound(k, n, CONFIDENCE)
-    return wrong + _differing(on_policy, found, "behaviour.on_policy.")
+    computed = {"n": n, "regressions": k, "unscored": counts["unscored"], "rate": k / n}
+    computed["upper"] = upper_bound(k, n, CONFIDENCE)
+    return wrong + _differing(on_policy, computed, "behaviour.on_policy.")
 
 
-def _differing(stated: Mapping[str, Any], found: Mapping[str, Any], block: str = "") -> list[str]:
-    return [f"{block}{name}" for name, value in sorted(found.items()) if not _same(stated.get(name), value)]
+def _differing(stated: Mapping[str, object], computed: Mapping[str, object], block: str = "") -> list[str]:
+    return [f"{block}{name}" for name, value in sorted(computed.items()) if not _same(stated.get(name), value)]
 
 
-def _same(stated: Any, found: Any) -> bool:
+def _same(stated: object, value: object) -> bool:
     """Equal, floats up to their last digits; a figure never passes as one of another type."""
-    if isinstance(found, dict):
-        return isinstance(stated, dict) and set(stated) == set(found) and all(_same(stated[k], found[k]) for k in found)
-    if isinstance(found, float):
-        number = isinstance(stated, int | float) and not isinstance(stated, bool)
-        return number and math.isclose(stated, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
-    return type(stated) is type(found) and bool(stated == found)
+    if isinstance(value, dict):
+        return isinstance(stated, dict) and set(stated) == set(value) and all(_same(stated[k], value[k]) for k in value)
+    if isinstance(value, float):
+        if isinstance(stated, bool) or not isinstance(stated, int | float):
+            return False
+        return math.isclose(stated, value, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    return type(stated) is type(value) and bool(stated == value)
 
 
-def table_schema(*, judged: bool = False, units: Sequence[str] = UNITS) -> Any:
+def table_schema(*, judged: bool = False, units: Sequence[str] = UNITS) -> Schema:
     import pyarrow as pa
 
     columns = [("id", pa.string()), ("role", pa.string()), ("category", pa.string())]
@@ -272,7 +284,7 @@ def write_table(path: Path, parts: Iterable[Mapping[str, Any]], *, judged: bool 
     return digest
 
 
-def parse_table(data: bytes, where: Path) -> Any:
+def parse_table(data: bytes, where: Path) -> Table:
     """The table in the bytes of a file; damaged ones, and other tables than an audit's, are refused."""
     remedy = "run holdfast audit again"
     try:

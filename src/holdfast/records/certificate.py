@@ -13,8 +13,26 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
+from holdfast.certification.blocks import (
+    Assessment,
+    Behaviour,
+    Bound,
+    CategoryFigures,
+    Counts,
+    Judge,
+    LeakSearch,
+    Measured,
+    Openings,
+    Places,
+    ProcessState,
+    Screened,
+    Settings,
+    Sides,
+    Strength,
+)  # fmt: skip
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import json_text, write_bytes
 from holdfast.core.sealed_json import sealed
@@ -33,31 +51,11 @@ UNITS = {
 _RESTORE = "restore the file from where it was issued, or certify again"
 
 _SETTING = {"harm": "judge", "behaviour": "replies", "log": "log"}  # there exactly when `by` is so
-_COUNTED = "n=whole regressions=whole p_value=number? upper_bound=number?"
-# What each block must hold, and of which kind: text where nothing is said, `?` for "or null". More is refused, so that
-# nothing rides along unverified.
-_BLOCKS = {
-    name: {key: kind or "text" for key, _, kind in (word.partition("=") for word in words.split())}
-    for name, words in {
-        "openings": "declared=whole this=whole ledger claim",
-        "bound": "data_sha256 split_sha256 table_sha256 before_sha256 after_sha256 reference_sha256 tokenizer_sha256 "
-        "template_sha256 splits_sha256=text? replies_sha256=object?",
-        "places": "before after prompts=text? table splits=text?",
-        "models": "before after",
-        "screening": "rows=whole asked_rows=whole conflicts=whole dropped=whole rule sets=texts public=whole "
-        "prompts=whole task_sha256",
-        "rows": _COUNTED,
-        "groups": _COUNTED,
-        "behaviour": "prompts=whole counted=object lost=object unclear=whole flips=object asked_twice=object "
-        "classes=object rules=object engine dtype max_new_tokens=whole longest=whole",
-        "leakage": "checked=flag against=text? prompts=whole",
-        "strength": "chosen=number? tested=list adapter=text? original original_sha256",
-        "settings": "before_revision=text? after_revision=text? reading=object template tokenizer max_length=whole? "
-        "dtype trust_remote_code=flag",
-        "further settings": "judge=judge replies=object log=object",
-    }.items()
-}
-_FURTHER = _BLOCKS.pop("further settings")
+# What each block must hold. More is refused, so that nothing rides along unverified.
+_TYPED: dict[str, type] = {
+    "openings": Openings, "bound": Bound, "places": Places, "models": Sides, "screening": Screened, "rows": Counts,
+    "groups": Counts, "behaviour": Behaviour, "leakage": LeakSearch, "strength": Strength, "settings": Settings,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ class CertificateRecord:
     by: str
     certified: bool
     statement: str
-    also: dict[str, Any] | None
+    also: Assessment | None
     kind: str
     alpha: float
     tau: float
@@ -104,25 +102,25 @@ class CertificateRecord:
     pool: int | None
     drawn: str
     max_weight: int | None
-    groups: dict[str, Any] | None
-    rows: dict[str, Any] | None
-    categories: dict[str, Any] | None
-    strength: dict[str, Any] | None
-    sequential: dict[str, Any] | None
-    behaviour: dict[str, Any] | None
-    models: dict[str, Any]
-    openings: dict[str, Any]
-    bound: dict[str, Any]
-    places: dict[str, Any]
-    leakage: dict[str, Any]
-    settings: dict[str, Any]
+    groups: Counts | None
+    rows: Counts | None
+    categories: dict[str, CategoryFigures] | None
+    strength: Strength | None
+    sequential: ProcessState | None
+    behaviour: Behaviour | None
+    models: Sides
+    openings: Openings
+    bound: Bound
+    places: Places
+    leakage: LeakSearch
+    settings: Settings
     noise_floor: float
     assumptions: list[str]
     versions: dict[str, str]
     commit: str | None
     hardware: str
     made: str
-    screening: dict[str, Any] | None = None
+    screening: Screened | None = None
 
     @property
     def trained_sha256(self) -> str:
@@ -133,7 +131,7 @@ class CertificateRecord:
     def sha256(self) -> str:
         return str(self.to_json()["sha256"])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return sealed({"version": VERSION} | {field.name: getattr(self, field.name) for field in fields(self)})
 
     def to_bytes(self) -> bytes:
@@ -148,7 +146,7 @@ class CertificateRecord:
         return path
 
     @classmethod
-    def from_json(cls, value: Any) -> CertificateRecord:
+    def from_json(cls, value: object) -> CertificateRecord:
         """The inverse of `to_json`; another version, keys, types or hash are refused."""
         if not isinstance(value, dict) or value.get("version") != VERSION:
             found = value.get("version") if isinstance(value, dict) else type(value).__name__
@@ -185,10 +183,29 @@ def load_certificate(path: Path) -> CertificateRecord:
 
 
 _LARGEST = 10**15  # beyond it, no count is one
-_JUDGE = {"name": "text", "revision": "text", "max_new_tokens": "whole"}
+_KIND_OF = {bool: "flag", str: "text", float: "number", int: "whole", list[str]: "texts", Judge: "judge"}
 
 
-def _fits(kind: str, value: Any) -> bool:
+def _kinds_of(cls: type) -> dict[str, str]:
+    """The kind of each key or field, by its type; `?` for "or null"."""
+    return {name: _kind(hint) for name, hint in get_type_hints(cls).items()}
+
+
+def _kind(hint: Any) -> str:
+    others = [one for one in get_args(hint) if one is not NoneType]
+    if NoneType in get_args(hint):
+        return f"{_kind(others[0])}?"
+    return _KIND_OF.get(hint) or ("list" if get_origin(hint) is list else "object")
+
+
+_JUDGE = _kinds_of(Judge)
+_FURTHER = _kinds_of(Measured)
+_BLOCKS = {name: _kinds_of(cls) for name, cls in _TYPED.items()}
+_BLOCKS["settings"] = {name: kind for name, kind in _BLOCKS["settings"].items() if name not in _FURTHER}
+_TYPES = {"sha256": "text"} | _kinds_of(CertificateRecord)
+
+
+def _fits(kind: str, value: object) -> bool:
     """Whether a value of the file is of a kind; true and false are no numbers."""
     if value is None or isinstance(value, bool):
         return kind.endswith("?") if value is None else kind == "flag"
@@ -205,16 +222,8 @@ def _fits(kind: str, value: Any) -> bool:
     return isinstance(value, kinds.get(kind.removesuffix("?"), bool))
 
 
-def _unfit(kinds: Mapping[str, str], values: Mapping[str, Any]) -> list[str]:
+def _unfit(kinds: Mapping[str, str], values: Mapping[str, object]) -> list[str]:
     return sorted(name for name in kinds.keys() & values.keys() if not _fits(kinds[name], values[name]))
-
-
-_KIND_OF = {"bool": "flag", "str": "text", "float": "number", "int": "whole", "list[str]": "texts"}
-_TYPES = {"sha256": "text"} | {
-    field.name: _KIND_OF.get(name, "object") + ("?" if optional else "")
-    for field in fields(CertificateRecord)
-    for name, optional, _ in [str(field.type).partition(" | None")]
-}
 
 
 def _misfits(value: Mapping[str, Any]) -> list[str]:

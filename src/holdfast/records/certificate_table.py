@@ -89,9 +89,9 @@ def _columns(path: Path, expected_sha256: str, names: tuple[str, ...], further: 
     except OSError as error:
         what = f"the certificate's table {path} cannot be read: {error.strerror}"
         raise CheckpointError(what, remedy=_RESTORE) from error
-    found = sha256(data).hexdigest()
-    if found != expected_sha256:
-        what = f"the certificate's table {path} was changed: expected sha256 {expected_sha256}, found {found}"
+    digest = sha256(data).hexdigest()
+    if digest != expected_sha256:
+        what = f"the certificate's table {path} was changed: expected sha256 {expected_sha256}, found {digest}"
         raise CheckpointError(what, remedy=_RESTORE)
     try:
         table: dict[str, list[Any]] = parse_parquet(data).to_pydict()
@@ -106,19 +106,19 @@ def _columns(path: Path, expected_sha256: str, names: tuple[str, ...], further: 
 def require_figures(record: CertificateRecord, table: Table) -> None:
     """Every figure, the statement and the verdict, from the table."""
     try:
-        found = assessed(table, Terms.of(record, record.openings["declared"]), claims_of(record))
+        computed = assessed(table, Terms.of(record, record.openings["declared"]), claims_of(record))
     except CheckpointError:
         raise
     except (HoldfastError, ValueError, TypeError, ArithmeticError) as error:
         raise CheckpointError(f"the certificate's figures cannot be computed: {error}", remedy=_ISSUE) from error
-    if found["strength"] is not None:
-        original = record.strength or {}
-        found["strength"] |= {key: original.get(key) for key in ("original", "original_sha256")}
-        found["strength"]["adapter"] = None if found["strength"]["chosen"] is None else record.places["after"]
-    if found["behaviour"] is not None and record.behaviour is not None:
-        found["behaviour"] = record.behaviour | found["behaviour"]
-    found["statement"] = named_statement(
-        found["statement"], record.by, record.models, record.bound, found["behaviour"], record.screening
+    if (strength := computed["strength"]) is not None:
+        if (of := record.strength) is not None:
+            strength.update({"original": of["original"], "original_sha256": of["original_sha256"]})
+        strength["adapter"] = None if strength["chosen"] is None else record.places["after"]
+    if computed["behaviour"] is not None and record.behaviour is not None:
+        computed["behaviour"] = record.behaviour | computed["behaviour"]
+    computed["statement"] = named_statement(
+        computed["statement"], record.by, record.models, record.bound, computed["behaviour"], record.screening
     )
     if record.behaviour is not None:  # how replies were made and sorted is what the claim was entered with
         how, seen = record.settings["replies"], record.behaviour
@@ -127,7 +127,7 @@ def require_figures(record: CertificateRecord, table: Table) -> None:
         if stated != (rules, how.get("max_new_tokens"), how.get("longest")):
             raise CheckpointError("the certificate's rules or lengths are not those of its claim", remedy=_ISSUE)
     values = record.to_json()
-    wrong = sorted(name for name in found if found[name] != values[name])
+    wrong = sorted(name for name, figure in computed.items() if figure != values[name])
     if wrong:
         raise CheckpointError(f"the certificate's {', '.join(wrong)} do not follow from its table", remedy=_ISSUE)
     if record.bound["reference_sha256"] != record.bound["before_sha256"]:

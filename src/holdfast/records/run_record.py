@@ -15,7 +15,8 @@ from typing import Any
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import read_plain_file
 from holdfast.core.hashing import same_numbers, sha256_file, sha256_json
-from holdfast.core.sealed_json import read_sealed, sealed, write_sealed
+from holdfast.core.sealed_json import read_sealed, write_sealed
+from holdfast.records.result_values import ResultValues
 from holdfast.records.yaml_file import parse_stored_yaml
 
 RESULT_NAME, CONFIG_NAME = "result.json", "config.yaml"
@@ -27,21 +28,20 @@ RESERVED = frozenset({"adapter", "checkpoints", "model", "constraint", "monitor"
 _RESTORE = "restore the file from a backup, or train again into another output_dir"
 
 
-def settings_sha256(values: Mapping[str, Any]) -> str:
+def settings_sha256(values: Mapping[str, object]) -> str:
     """Hash of resolved settings without `output_dir`, so that a run folder may be moved."""
     return sha256_json(same_numbers({key: value for key, value in values.items() if key != "output_dir"}))
 
 
-def write_result(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+def write_result(folder: Path, values: ResultValues) -> ResultValues:
     """Write the result of a run, bound to the `config.yaml` beside it; its presence says that the run is finished.
 
     Returns what was written, checksums included.
     """
     config = folder / CONFIG_NAME
-    bound = {"config_file_sha256": sha256_file(config)} if config.is_file() else {}
-    whole = sealed({**values, **bound})
-    write_sealed(folder / RESULT_NAME, whole)
-    return whole
+    if config.is_file():
+        values = {**values, "config_file_sha256": sha256_file(config)}
+    return {**values, "sha256": write_sealed(folder / RESULT_NAME, values)}
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def read_result(folder: Path) -> dict[str, Any]:
     return values
 
 
-def require_name(name: Any, where: object) -> str:
+def require_name(name: object, where: object) -> str:
     """The name of a safety set, where it is one that a run file may give."""
     if not isinstance(name, str) or not re.fullmatch(NAME, name) or name in RESERVED:
         raise CheckpointError(

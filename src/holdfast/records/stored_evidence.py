@@ -55,18 +55,18 @@ def believed_run_audit(folder: Path, name: str, result: Mapping[str, Any] | None
     if not is_there(path):
         return None
     split = load_record(folder) if (folder / RECORD_NAME).exists() else None
-    found = believed_audit(folder, split=split)
+    audit = believed_audit(folder, split=split)
     if result is None:
-        return found
+        return audit
     named = result.get("audit_sha256")
-    if isinstance(named, Mapping) and named.get(name) not in (None, found.values["sha256"]):
+    if isinstance(named, Mapping) and named.get(name) not in (None, audit.values["sha256"]):
         raise CheckpointError(f"{path} is not the audit that {RESULT_NAME} names", remedy=AGAIN)
     measured = (result.get("safety") or {}).get(name)
-    for role, figures in found.values["roles"].items():
+    for role, figures in audit.values["roles"].items():
         stated = measured.get(role) if isinstance(measured, Mapping) else None
         if isinstance(stated, Mapping) and any(stated.get(key) != figures[key] for key in ("n", "violation_rate")):
             raise CheckpointError(f"{path}: the {role} figures are not those of {RESULT_NAME}", remedy=AGAIN)
-    return found
+    return audit
 
 
 def believed_result(run: Path) -> dict[str, Any] | None:
@@ -111,8 +111,11 @@ class ModelPlace:
 
 
 def places_of(record: CertificateRecord) -> dict[str, ModelPlace]:
-    settings = record.settings
-    return {side: ModelPlace(record.places[side], settings.get(f"{side}_revision")) for side in ("before", "after")}
+    places, settings = record.places, record.settings
+    return {
+        "before": ModelPlace(places["before"], settings["before_revision"]),
+        "after": ModelPlace(places["after"], settings["after_revision"]),
+    }
 
 
 def bound(record: CertificateRecord, folder: Path, places: Mapping[str, ModelPlace]) -> Bound:
@@ -121,7 +124,7 @@ def bound(record: CertificateRecord, folder: Path, places: Mapping[str, ModelPla
     `places` are `before` and `after` in front of us. Of a strength search, `after` is the adapter that was scaled
     (`original_sha256`), and the scaled one lies in the certificate's `folder`.
     """
-    before, after = (record.bound[f"{side}_sha256"] for side in ("before", "after"))
+    before, after = record.bound["before_sha256"], record.bound["after_sha256"]
     if before == after:
         return Bound(Binding.ITSELF, "The certificate compares a model with itself.")
     strength = record.strength

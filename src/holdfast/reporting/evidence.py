@@ -81,7 +81,7 @@ class CertificateFigures:
     @property
     def strength(self) -> float | None:
         """The largest adapter strength that certified; None where strength was not asked for or none did."""
-        return (self.record.strength or {}).get("chosen")
+        return None if self.record.strength is None else self.record.strength["chosen"]
 
     @property
     def by_prompt(self) -> bool:

@@ -7,7 +7,6 @@ training. Sets that were built by asking are read from `screening/`, of this mod
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import CheckpointError, ConfigError, UnsupportedError
@@ -18,6 +17,7 @@ from holdfast.data.split_record import load_record, require_same
 from holdfast.data.splits import Split, require_unseen
 from holdfast.models.content import content_of
 from holdfast.models.embedded import cache_root
+from holdfast.records.result_values import ResultValues
 from holdfast.records.run_record import RESULT_NAME, no_link, set_folder
 from holdfast.runs.config import stored_config
 from holdfast.runs.config.resolve import ResolvedRun, resolve
@@ -74,7 +74,8 @@ def finished_run(run: Path) -> FinishedRun:
         raise ConfigError(f"{run} is not a run folder: it has no {folder.config.name}", remedy=remedy)
     if not folder.result.is_file():
         raise ConfigError(f"the run in {run} is not finished", remedy="holdfast train RUN.yaml --resume finishes it")
-    result = folder.finished() or {}  # its settings are those it was made with
+    result = folder.finished()  # its settings are those it was made with
+    assert result is not None, "its result.json is there"
     config = stored_config(folder.config)
     if not config.safety:
         remedy = "compare it with its base: holdfast audit --before BASE --after RUN/adapter --safety FILE"
@@ -94,7 +95,7 @@ def finished_run(run: Path) -> FinishedRun:
     return FinishedRun(sets, screening, None if screening is None else run / FOLDER / RECORD, task)
 
 
-def _asked(run: Path, plan: ResolvedRun, data: Prepared, result: dict[str, Any]) -> tuple[Screening, str]:
+def _asked(run: Path, plan: ResolvedRun, data: Prepared, result: ResultValues) -> tuple[Screening, str]:
     folder, config, settings = no_link(run / FOLDER), plan.config, plan.screening
     assert settings is not None  # it has sets that were asked for
     trusted = result.get("trust_remote_code") is True

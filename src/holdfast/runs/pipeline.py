@@ -5,19 +5,20 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from holdfast.constraint.feasibility import require_feasible_start
 from holdfast.core.file_lock import RunLock
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.ranks import gather_objects
 from holdfast.models.content import ModelContent, content_of
+from holdfast.records.result_values import ResultValues
 from holdfast.runs.config import RunConfig
 from holdfast.runs.config.resolve import ResolvedRun, data_arguments, resolve
 from holdfast.runs.stages.certifiable import close_shares, warn_about_data, warn_of_shares
 from holdfast.runs.stages.cost import Clock
 from holdfast.runs.stages.finetune import Interruption, Listener, build_trainer, load_start, train, unaligned_of, watch
 from holdfast.runs.stages.prepare import Prepared, hold, prepare, row_counts, share_scope
-from holdfast.runs.stages.result import measured_result
+from holdfast.runs.stages.result import Known, measured_result
 from holdfast.runs.stages.run_folder import RunFolder, disk_errors, whole_folder
 from holdfast.screening.screen import Screening
 
@@ -29,7 +30,7 @@ class RunResult:
     """What a finished run leaves: its folder, and the content of its result.json."""
 
     folder: Path
-    values: dict[str, Any]
+    values: ResultValues
 
     @property
     def feasible(self) -> bool:
@@ -98,8 +99,8 @@ def run(
         final = folder.model if config.lora is None else folder.adapter
         with disk_errors(str(final), folder.checkpoints), whole_folder(final) as staged:
             trainer.save_model(str(staged))
-        known: dict[str, Any] = {"steps": steps, "seconds": round(seconds, 3), "trust_remote_code": trust_remote_code}
-        known |= {"data": row_counts(data)} | ({} if screening is None else {"screening": screening.figures()})
+        figures = None if screening is None else screening.figures()
+        known = Known(steps, round(seconds, 3), trust_remote_code, row_counts(data), figures)
         return RunResult(folder.path, measured_result(plan, trainer, before, known, clock))
 
 
@@ -109,8 +110,8 @@ def read_data(config: RunConfig) -> Prepared:
 
 
 def ask_theta_0(
-    plan: ResolvedRun, data: Prepared, theta_0: tuple[Any, Any], before: ModelContent | None,
-    listeners: Sequence[Listener],
+    plan: ResolvedRun, data: Prepared, theta_0: tuple[LanguageModel, Tokenizer],
+    before: ModelContent | None, listeners: Sequence[Listener],
 ) -> tuple[Prepared, Screening | None]:  # fmt: skip
     """The run's data after asking its model, and the screening; as they were where nothing is asked.
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.library_types import AdapterLayer, LanguageModel
 from holdfast.data.encode import Encoded, collate
 from holdfast.scoring.head import Head, causal_lm, token_kl, token_nll
 from holdfast.scoring.transfer import to_device
@@ -92,13 +93,13 @@ def _evaluated(layer: nn.Module, checkpoint: Callable[..., Any], forward: Callab
     return checkpoint(without_dropout, *args)
 
 
-def adapter_layers(model: nn.Module) -> list[Any]:
+def adapter_layers(model: nn.Module) -> list[AdapterLayer]:
     """PEFT's layers, each of which can leave its adapter out."""
     return [module for module in model.modules() if hasattr(module, "_disable_adapters")]
 
 
 @contextmanager
-def adapters_off(model: nn.Module, layers: list[Any] | None = None) -> Iterator[None]:
+def adapters_off(model: nn.Module, layers: list[AdapterLayer] | None = None) -> Iterator[None]:
     """Run the base model without its adapters, touching neither `requires_grad` nor the active adapter.
 
     `layers` are the model's `adapter_layers`, for callers that switch often: looking them up takes milliseconds.
@@ -114,7 +115,7 @@ def adapters_off(model: nn.Module, layers: list[Any] | None = None) -> Iterator[
             layer._disable_adapters = value
 
 
-def hidden_states(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+def hidden_states(model: LanguageModel, batch: Mapping[str, Tensor]) -> Tensor:
     """Last hidden states (rows, positions, width), through the model's own forward.
 
     Without an `attention_mask` in the batch every position counts as text (see `holdfast.auditing.scoring`).
@@ -196,7 +197,7 @@ class States:
     head: Head
 
     @classmethod
-    def of(cls, model: Any, batch: Batch) -> Self:
+    def of(cls, model: LanguageModel, batch: Batch) -> Self:
         """Run the model; its own head is left out."""
         hidden = hidden_states(model, batch.inputs)
         return cls(hidden.flatten(0, 1).index_select(0, batch.at), Head(model))
@@ -206,7 +207,7 @@ class States:
         return self.head.log_probabilities(self.hidden[piece])
 
 
-def losses_of(model: Any, batch: Batch) -> Tensor:
+def losses_of(model: LanguageModel, batch: Batch) -> Tensor:
     """Rows `total` and `first` (summed NLL of the completion and of its first k tokens), one column an example."""
     states = States.of(model, batch)
     nll = token_nll(states.head, states.hidden, batch.targets)
@@ -217,7 +218,7 @@ Reference = States | Callable[[], AbstractContextManager[Any]] | None
 """pi_0 on a batch: its states; or what makes a context in which the model is pi_0; None switches the adapters off."""
 
 
-def kl_of(model: Any, batch: Batch, reference: Reference = None) -> Tensor:
+def kl_of(model: LanguageModel, batch: Batch, reference: Reference = None) -> Tensor:
     """Rows `total` and `first` as of `losses_of`, of `KL(pi_0 || pi_theta)`."""
     if not isinstance(reference, States):
         with torch.no_grad(), adapters_off(model) if reference is None else reference():
@@ -228,14 +229,14 @@ def kl_of(model: Any, batch: Batch, reference: Reference = None) -> Tensor:
     return batch.per_example(torch.stack([kl, kl * batch.early]))
 
 
-def completion_losses(model: Any, batch: Mapping[str, Tensor], first_k: int) -> CompletionLosses:
+def completion_losses(model: LanguageModel, batch: Mapping[str, Tensor], first_k: int) -> CompletionLosses:
     """Losses of every row of right-padded tensors (`input_ids`, `attention_mask`, `labels`)."""
     located = Batch.located(batch, first_k)
     return _of_rows(losses_of(model, located), located, first_k)
 
 
 def completion_kl(
-    model: Any, batch: Mapping[str, Tensor], first_k: int, reference: Reference = None
+    model: LanguageModel, batch: Mapping[str, Tensor], first_k: int, reference: Reference = None
 ) -> CompletionLosses:
     """The same of `KL(pi_0 || pi_theta)` in place of the NLL; see `kl_of`."""
     located = Batch.located(batch, first_k)
@@ -248,7 +249,7 @@ def _of_rows(sums: Tensor, located: Batch, first_k: int) -> CompletionLosses:
 
 
 @torch.no_grad()
-def require_understood_head(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+def require_understood_head(model: LanguageModel, batch: Mapping[str, Tensor]) -> Tensor:
     """Refuse a model whose logits are not `head(hidden)`: our losses would not be its losses.
 
     Compares one row with the logits that the model itself returns, and returns that row's mean loss.

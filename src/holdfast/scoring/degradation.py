@@ -10,12 +10,12 @@
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.core.library_types import LanguageModel
 from holdfast.core.units import FIRST_UNITS, KL_UNITS
 from holdfast.scoring.completion import CompletionLosses, States, completion_kl, completion_losses
 
@@ -28,7 +28,7 @@ def in_unit(losses: CompletionLosses, constraint: ChanceConstraint) -> Tensor:
 
 
 def degradation(
-    model: Any, batch: Mapping[str, Tensor], reference: Tensor, constraint: ChanceConstraint,
+    model: LanguageModel, batch: Mapping[str, Tensor], reference: Tensor, constraint: ChanceConstraint,
     states: States | None = None,
 ) -> Tensor:  # fmt: skip
     """`D_i` of every row, differentiable.

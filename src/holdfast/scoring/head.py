@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.library_types import LanguageModel, ModelConfig
 
 TOKEN_CHUNK = 512  # completion tokens whose logits exist at one time
 VOCABULARY_BLOCK = 16_384  # rows of a head in another dtype that are converted to float32 at one time
@@ -28,7 +29,7 @@ Value = Callable[[Tensor, Tensor], Tensor]
 ValueAndGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def causal_lm(model: Any) -> Any:
+def causal_lm(model: LanguageModel) -> LanguageModel:
     """The transformers model inside PEFT's and DDP's wrappers, where there are any."""
     if isinstance(model, DistributedDataParallel):
         model = model.module
@@ -38,7 +39,7 @@ def causal_lm(model: Any) -> Any:
 class Head:
     """The language-model head in float32, with the model's logit scaling and soft cap."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         inner = causal_lm(model)
         layer = inner.get_output_embeddings()
         if layer is None or not hasattr(layer, "weight"):
@@ -146,7 +147,7 @@ def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _logit_scale(text_config: Any) -> float:
+def _logit_scale(text_config: ModelConfig) -> float:
     """The factor on the logits: Cohere multiplies, Granite and MiniCPM divide."""
     for name in ("logit_scale", "output_multiplier", "lm_head_multiplier"):
         if getattr(text_config, name, None) is not None:

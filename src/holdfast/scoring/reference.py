@@ -122,10 +122,10 @@ def data_sha256(examples: Sequence[Encoded]) -> str:
     return sha256_lines(f"{e.id}|{list(e.input_ids)}|{list(e.labels)}" for e in examples)
 
 
-def require_same_provenance(stored: Mapping[str, Any], current: Mapping[str, Any], where: Path) -> None:
+def require_same_provenance(stored: Mapping[str, object], current: Mapping[str, object], where: Path) -> None:
     """Refuse a table measured on anything else, naming the differing keys."""
 
-    def short(value: Any) -> str:
+    def short(value: object) -> str:
         text = str(value)
         return text if len(text) <= 20 else text[:12] + "..."
 
@@ -137,7 +137,7 @@ def require_same_provenance(stored: Mapping[str, Any], current: Mapping[str, Any
 
 
 def measure_reference(
-    forward: Forward, examples: Sequence[Encoded], provenance: Mapping[str, Any], first_k: int
+    forward: Forward, examples: Sequence[Encoded], provenance: Mapping[str, object], first_k: int
 ) -> ReferenceTable:
     """Measure the table now; non-finite losses are refused by id."""
     losses = forward.losses(examples, first_k)
@@ -196,7 +196,7 @@ def cache_folder(configured: str | None) -> Path:
     return (Path(configured) if configured else cache_root()).expanduser() / "reference"
 
 
-def _stored(place: Path, provenance: Mapping[str, Any], examples: Sequence[Encoded]) -> ReferenceTable | None:
+def _stored(place: Path, provenance: Mapping[str, object], examples: Sequence[Encoded]) -> ReferenceTable | None:
     """The table kept at `place`, or None. Rank 0 reads it for all: a cache may lie on its node alone."""
     ids = tuple(example.id for example in examples)
 

@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from holdfast.certification.blocks import Screened
 from holdfast.certification.openings import Ledger, ScopedLedger, scope_of
 from holdfast.core.files import write_text
 from holdfast.data.bundled import public_ids
@@ -37,7 +37,7 @@ class CertifyShare:
         """The ledger in a file, in which the public prompts count for this model and task."""
         return ScopedLedger(path, scope_of(before_sha256, self.task_sha256), self.public)
 
-    def block(self) -> dict[str, Any]:
+    def block(self) -> Screened:
         """What a certificate says of it; no text."""
         found = self.screening
         return {

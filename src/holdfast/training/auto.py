@@ -1,14 +1,17 @@
 """`safety_dataset="auto"` in Python: the trainer asks its own model before it is built."""
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.certification.kept import Limits
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.defaults import own_reply_defaults
 from holdfast.models.embedded import embedded_model_dir
 from holdfast.models.fingerprint import model_fingerprint
@@ -22,16 +25,22 @@ from holdfast.training.hooks import Defense
 from holdfast.training.safety import announce
 from holdfast.training.support import require_whole_model
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from holdfast.training.config import SafetyArguments
+    from holdfast.training.trainer import SafeTrainer
+
 AUTO = "auto"
 QUIET = 10.0  # seconds between two lines
 
 
-def _is_auto(value: Any) -> bool:
+def _is_auto(value: object) -> bool:
     """Whether the trainer is to build its safety sets; a data set may not be compared with text."""
     return isinstance(value, str) and value == AUTO
 
 
-def start_of(model: Any) -> Any:
+def start_of(model: str | LanguageModel) -> str | LanguageModel:
     """The model as TRL takes it: `embedded` is the folder of the small model, and an adapter is refused by name."""
     if model == EMBEDDED:
         return str(embedded_model_dir())
@@ -44,8 +53,9 @@ def start_of(model: Any) -> Any:
 
 
 def screened(
-    model: Any, dataset: Any, args: Any, given: dict[str, Any], *, create: Callable[..., Any]
-) -> tuple[Any, Screening | None]:
+    model: str | LanguageModel, dataset: object, args: SafetyArguments, given: dict[str, Any], *,
+    create: Callable[..., LanguageModel],
+) -> tuple[str | LanguageModel, Screening | None]:  # fmt: skip
     """The model, loaded where it had to be asked, and the screening; its conflicts are taken out of `train_dataset`.
 
     `dataset` is `safety_dataset` as given: `auto`, a `Screening`, or pairs, with which nothing is done; `given` are the
@@ -61,7 +71,9 @@ def screened(
     return model, screening
 
 
-def _loaded(model: Any, args: Any, given: dict[str, Any], create: Callable[..., Any]) -> tuple[Any, Any]:
+def _loaded(
+    model: str | LanguageModel, args: SafetyArguments, given: dict[str, Any], create: Callable[..., LanguageModel]
+) -> tuple[LanguageModel, Tokenizer]:
     """The model and its tokenizer as TRL would make them: they are asked before TRL gets them."""
     from transformers import AutoTokenizer
 
@@ -74,7 +86,7 @@ def _loaded(model: Any, args: Any, given: dict[str, Any], create: Callable[..., 
     return model, AutoTokenizer.from_pretrained(model.config._name_or_path) if tokenizer is None else tokenizer
 
 
-def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
+def ask_theta_0(model: LanguageModel, args: SafetyArguments, given: Mapping[str, Any]) -> Screening:
     """Screen the trainer's own data with its own model; the sets lie in `run_dir` and are read by a resumed run."""
     if given.get("formatting_func") is not None:
         raise UnsupportedError(
@@ -104,7 +116,7 @@ def ask_theta_0(model: Any, args: Any, given: Mapping[str, Any]) -> Screening:
     return fixed_screening(folder, belongs_to(digest, rows, settings, "chat"), make, started=False)
 
 
-def without_conflicts(dataset: Any, screening: Screening) -> Any:
+def without_conflicts(dataset: Dataset, screening: Screening) -> Dataset:
     """The data set without the rows that screening drops; the caller's own object is not changed."""
     if len(dataset) != screening.rows:
         raise ConfigError(
@@ -115,7 +127,9 @@ def without_conflicts(dataset: Any, screening: Screening) -> Any:
     return dataset.select([i for i in range(len(dataset)) if i not in dropped]) if dropped else dataset
 
 
-def constraints_of(screening: Screening | None, given: Any, defense: Defense) -> Any:
+def constraints_of(
+    screening: Screening | None, given: ChanceConstraint | Mapping[str, ChanceConstraint] | None, defense: Defense
+) -> ChanceConstraint | Mapping[str, ChanceConstraint]:
     """The constraints: as given; in the defense's unit; of sets that were asked for with the limits of the table."""
     if given is not None:
         return given
@@ -126,12 +140,12 @@ def constraints_of(screening: Screening | None, given: Any, defense: Defense) ->
     return {name: ChanceConstraint(**{"unit": unit, **own_reply_defaults(keep, unit)}) for name, keep in keeps.items()}
 
 
-def where_needed(dataset: Any, defense: Defense, stage: str) -> Any:
+def where_needed(dataset: object, defense: Defense, stage: str) -> object:
     """The safety data as given; `auto` only where the defense needs a safety set."""
     return None if _is_auto(dataset) and "safety" not in defense.needed(stage) else dataset
 
 
-def watch_screened(trainer: Any) -> None:
+def watch_screened(trainer: SafeTrainer) -> None:
     """Have the trainer watch the prompts of its screening, where it has any."""
     screening: Screening | None = trainer.screening
     if screening is not None and screening.monitor.any:

@@ -15,7 +15,17 @@ from typing import Any, Literal
 
 from transformers import TrainerCallback
 
-from holdfast.certification.kept import ANSWERS, COVERAGE, FIGURES, REFUSALS, Kept, Limits, kept_groups, kept_kinds
+from holdfast.certification.kept import (
+    ANSWERS,
+    COVERAGE,
+    FIGURES,
+    REFUSALS,
+    BehaviourValues,
+    Kept,
+    Limits,
+    kept_groups,
+    kept_kinds,
+)
 from holdfast.core.errors import CheckpointError, ConfigError, DataError, UnsupportedError
 from holdfast.core.event_log import read
 from holdfast.core.hashing import sha256_json
@@ -65,7 +75,7 @@ class BehaviourMonitor(TrainerCallback):
             [[[e.id for e in examples], limit] for examples, _, limit in sets.values()] + [template, NEW_TOKENS]
         )
         self.known: dict[int, dict[str, Kept]] = {}  # the figures of each step that was measured
-        self.rolled_back: dict[str, int | None] = {}  # where a rollback led, if one was called for
+        self.rolled_back: BehaviourValues = {}  # where a rollback led, if one was called for
         self.seconds = 0.0  # spent asking
         self._held: int | None = None  # the step whose weights were loaded, where it is not the last
 
@@ -230,7 +240,7 @@ class BehaviourMonitor(TrainerCallback):
         self._held = chosen
         logger.warning("rolled back to step %d, the last whose behaviour was not over its limits", chosen)
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> BehaviourValues:
         """What result.json says: the figures of the model as it is, and where a rollback led if one was called for."""
         figures = {name: one.to_json() for name, one in self.measure().items()}
         return {"behaviour": figures, **self.rolled_back}

@@ -54,8 +54,8 @@ class CheckpointStore:
 
     def checkpoints(self) -> list[Path]:
         """Committed folders by ascending step, verified or not."""
-        found = self.root.iterdir() if self.root.is_dir() else ()
-        return sorted((path for path in found if _NAME.fullmatch(path.name)), key=step_of)
+        entries = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted((path for path in entries if _NAME.fullmatch(path.name)), key=step_of)
 
     def stage(self, step: int) -> Path:
         """Create the empty staging folder of `step` (one rank calls it), removing a stale one."""
@@ -81,7 +81,7 @@ class CheckpointStore:
                 remedy="free disk space or raise the file-size limit, then resume",
             ) from error
 
-    def commit(self, step: int, *, fingerprint: Mapping[str, Any]) -> Path:
+    def commit(self, step: int, *, fingerprint: Mapping[str, object]) -> Path:
         """Seal the staged folder with a manifest, bind it to `fingerprint` (JSON) and give it its final name."""
         staged, final = self.staging(step), self.root / f"checkpoint-{step}"
         if staged.is_symlink() or not staged.resolve().is_relative_to(self.root.resolve()):
@@ -162,10 +162,10 @@ class CheckpointStore:
         return target
 
     def fingerprint(self, path: Path) -> dict[str, Any]:
-        found: dict[str, Any] = _read_manifest(path)["fingerprint"]
-        return found
+        stored: dict[str, Any] = _read_manifest(path)["fingerprint"]
+        return stored
 
-    def require_same_fingerprint(self, path: Path, current: Mapping[str, Any]) -> None:
+    def require_same_fingerprint(self, path: Path, current: Mapping[str, object]) -> None:
         """Refuse a checkpoint that belongs to other data, settings or code, listing every differing key."""
         differing = fingerprint_differences(self.fingerprint(path), current)
         if differing:
@@ -215,7 +215,7 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def _write_manifest(folder: Path, *, step: int, fingerprint: dict[str, Any]) -> None:
+def _write_manifest(folder: Path, *, step: int, fingerprint: Mapping[str, object]) -> None:
     """Flush every file below `folder` to disk, then write the manifest, last."""
     names = [name for name in _files(folder) if name != MANIFEST]
     for name in names:
@@ -244,7 +244,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def plain_fingerprint(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+def plain_fingerprint(fingerprint: Mapping[str, object]) -> dict[str, object]:
     """The mapping as JSON gives it back, so that a tuple compares equal to the list it is stored as."""
     try:
         return json.loads(json.dumps(dict(fingerprint), allow_nan=False))  # type: ignore[no-any-return]
@@ -254,14 +254,14 @@ def plain_fingerprint(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
         ) from error
 
 
-def fingerprint_differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+def fingerprint_differences(stored: Mapping[str, object], current: Mapping[str, object]) -> dict[str, tuple[str, str]]:
     """Dotted key -> (stored, current) as shortened JSON, for every leaf that is not the same."""
     old, new = dict(_leaves(plain_fingerprint(stored))), dict(_leaves(plain_fingerprint(current)))
     pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in sorted(old.keys() | new.keys())}
     return {key: (_short(a), _short(b)) for key, (a, b) in pairs.items() if a != b}
 
 
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _leaves(value: object, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Dotted key and JSON text of everything that is not a mapping; an empty mapping inside is a leaf."""
     if isinstance(value, dict) and (value or not prefix):
         for key, item in value.items():
@@ -274,16 +274,16 @@ def _short(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _describe(path: Path) -> dict[str, object]:
     return {"sha256": sha256_file(path), "size": path.stat().st_size}
 
 
 def _files(folder: Path) -> list[str]:
     """Relative POSIX names of all regular files below `folder`; a link or special file is refused."""
-    found = list(folder.rglob("*"))
-    for path in found:
+    entries = list(folder.rglob("*"))
+    for path in entries:
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
             raise CheckpointError(
                 f"{folder}: {path.relative_to(folder)} is a link or special file", remedy="store regular files only"
             )
-    return sorted(path.relative_to(folder).as_posix() for path in found if path.is_file())
+    return sorted(path.relative_to(folder).as_posix() for path in entries if path.is_file())

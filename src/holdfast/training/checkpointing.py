@@ -12,7 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
 from transformers.trainer_callback import EarlyStoppingCallback, ExportableState
+from transformers.trainer_utils import TrainOutput
 
 from holdfast.core.errors import CheckpointError
 from holdfast.core.files import write_json
@@ -42,7 +44,7 @@ class CheckpointMixin(ZeroTrainer):
     def store(self) -> CheckpointStore:
         return CheckpointStore(Path(self.args.output_dir))
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, object]:
         """Everything a resumed run must share with the one that wrote the checkpoint."""
         if not hasattr(self, "_task_sha256"):
             self._task_sha256 = dataset_sha256(self.train_dataset)
@@ -60,7 +62,7 @@ class CheckpointMixin(ZeroTrainer):
             **self.run.data.fingerprint(),
         }
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         """Stage, seal and publish `checkpoint-<step>`."""
         step, store = int(self.state.global_step), self.store
         self.store_flos()
@@ -93,7 +95,7 @@ class CheckpointMixin(ZeroTrainer):
         watched = self.behaviour_monitor if self.args.rollback else None
         return {*best, *(() if watched is None else watched.protected())}
 
-    def _write_state(self, folder: Path) -> dict[str, Any]:
+    def _write_state(self, folder: Path) -> dict[str, Tensor]:
         """Write what a resumed run reads back and return the trained weights; gathering shards needs every rank."""
         weights = snapshot.trainable_weights(self.model)
         optimizer = snapshot.optimizer_state(torch_optimizer(self.optimizer))
@@ -115,7 +117,7 @@ class CheckpointMixin(ZeroTrainer):
         if best and (folder.exists() or best == self.state.global_step):
             self.state.best_model_checkpoint = str(folder)
 
-    def _stateful_callbacks(self) -> dict[str, list[Any]]:
+    def _stateful_callbacks(self) -> dict[str, list[ExportableState]]:
         """Callbacks that carry a state (early stopping), by class name, in the order they were added."""
         found: dict[str, list[Any]] = {}
         for callback in self.callback_handler.callbacks:
@@ -123,7 +125,7 @@ class CheckpointMixin(ZeroTrainer):
                 found.setdefault(type(callback).__name__, []).append(callback)
         return found
 
-    def _write_readable(self, folder: Path, weights: dict[str, Any]) -> None:
+    def _write_readable(self, folder: Path, weights: dict[str, Tensor]) -> None:
         """The adapter as PEFT writes it, so that a checkpoint can be loaded like any other, and the tokenizer."""
         if hasattr(self.model, "peft_config"):
             with self.defense.saved_form(self.run):
@@ -145,7 +147,7 @@ class CheckpointMixin(ZeroTrainer):
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """As the Trainer's, with the arguments as JSON instead of a pickle."""
         super()._save(output_dir, state_dict)
         pickled = Path(output_dir or self.args.output_dir) / "training_args.bin"
@@ -153,7 +155,7 @@ class CheckpointMixin(ZeroTrainer):
             pickled.unlink()
             write_json(pickled.with_suffix(".json"), argument_fingerprint(self.args))
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: object, **kwargs: object) -> TrainOutput:
         """As the Trainer's; a checkpoint is verified and compared with this run before anything is loaded."""
         wanted = resume_from_checkpoint
         chosen = from_first(lambda: str(self._verified(wanted))) if wanted else None  # the first process looks
@@ -171,7 +173,7 @@ class CheckpointMixin(ZeroTrainer):
             self.store.require_same_fingerprint(path, self.fingerprint())
         return path
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Measure theta_0 and compare fingerprints if that is still to do, then load the trained weights over it."""
         if not self._measured:
             self.measure_reference()
@@ -199,7 +201,7 @@ class CheckpointMixin(ZeroTrainer):
         if checkpoint is not None:
             restore_rng(load_state(Path(checkpoint) / f"rng-{rank()}"))
 
-    def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
+    def _init_training_state(self, *args: object, **kwargs: object) -> Any:
         """As the Trainer's, which forgets a best checkpoint that is no longer at its stored path."""
         found = super()._init_training_state(*args, **kwargs)
         self._locate_best()
@@ -212,7 +214,7 @@ class CheckpointMixin(ZeroTrainer):
                 for attribute, value in stored["attributes"].items():
                     setattr(callback, attribute, value)
 
-    def _run_epoch(self, **kwargs: Any) -> None:
+    def _run_epoch(self, **kwargs: object) -> None:
         """As the Trainer's, which, resumed after the last step, would take one more before it looks at the limit."""
         if kwargs["resume_from_checkpoint"] is not None and self._finished():
             self.control.should_training_stop = True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
 
 from transformers import TrainingArguments
 from transformers.utils import is_torch_bf16_gpu_available
@@ -166,7 +166,7 @@ class SafetyArguments(_Joined):
         return args if isinstance(args, cls) else cls.from_trl(args)
 
     @classmethod
-    def from_trl(cls, args: TrainingArguments, **changes: Any) -> Self:
+    def from_trl(cls, args: TrainingArguments, **changes: object) -> Self:
         """The same arguments with safety defaults, for users who pass TRL's own class."""
         values = {f.name: getattr(args, f.name) for f in fields(args) if f.init} | changes
         if _is_safety_metric(args.metric_for_best_model):

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from trl import DPOConfig, DPOTrainer
 
+from holdfast.core.library_types import LanguageModel
 from holdfast.training.config import SafetyArguments
 from holdfast.training.preference import PreferenceTrainer
 
@@ -23,6 +24,12 @@ class SafeDPOTrainer(PreferenceTrainer, DPOTrainer):
     _tag_names: ClassVar[list[str]] = ["trl", "dpo", "holdfast"]
     arguments = SafeDPOConfig
 
-    def __init__(self, model: Any, ref_model: Any = None, args: DPOConfig | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model: str | LanguageModel | None,
+        ref_model: str | LanguageModel | None = None,
+        args: DPOConfig | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Arguments of `DPOTrainer` (by keyword, after these three), and those of `SafeSFTTrainer`."""
         super().__init__(model, args, ref_model=ref_model, **kwargs)

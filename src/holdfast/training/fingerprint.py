@@ -3,10 +3,13 @@
 A checkpoint in which any of these was another is refused, and so are processes that do not share them.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import nn
 
@@ -20,6 +23,12 @@ from holdfast.models.fingerprint import adapter_fingerprint, frozen_fingerprint,
 from holdfast.models.model_files import ADAPTER_WEIGHTS
 from holdfast.models.source import resolve
 from holdfast.scoring.reference import data_sha256
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import TrainingArguments
+
+    from holdfast.training.trainer import SafeTrainer
 
 # Settings that change neither the trajectory nor what is stored. Batches of safety examples per pass, the path that
 # computes a step and evaluation on a task set may change its last bits, and dropout's masks: they are left free, since
@@ -40,19 +49,23 @@ HARMLESS = frozenset(
 )
 
 
+Unaligned: TypeAlias = str | Path | nn.Module
+"""Weights before alignment: a reference, the folder of an alignment adapter, or a loaded model."""
+
+
 # Settings that were not known to earlier versions: left out while they change nothing, so that their checkpoints fit.
 LATER = {"spikes": (None,), "loss_weights": (None, "tokens")}
 # Names that transformers 5.23 gave to settings whose old ones it keeps beside them: a run goes on with either version.
 ALIASES = frozenset({"activation_checkpointing", "activation_checkpointing_kwargs"})
 
 
-def argument_fingerprint(args: Any) -> dict[str, Any]:
+def argument_fingerprint(args: TrainingArguments) -> dict[str, object]:
     """Every training argument that shapes the trajectory."""
     names = [f.name for f in fields(args) if f.name not in HARMLESS | ALIASES and not f.name.startswith("_")]
     return {name: plain(value) for name in names if (value := getattr(args, name)) not in LATER.get(name, ())}
 
 
-def unaligned_sha256(unaligned: Any) -> str:
+def unaligned_sha256(unaligned: Unaligned) -> str:
     """Which weights before alignment these are: of an adapter its own files, without its base, which is not read."""
     if isinstance(unaligned, nn.Module):
         return model_fingerprint(unaligned)
@@ -64,7 +77,7 @@ def unaligned_sha256(unaligned: Any) -> str:
     return sha256_json([sha256_file(adapter / ADAPTER_WEIGHTS), settings])
 
 
-def dataset_sha256(dataset: Any) -> str:
+def dataset_sha256(dataset: Dataset) -> str:
     """Hash of the prepared rows (token ids, labels, packing lengths) in order; of its type for a stream."""
     if not hasattr(dataset, "with_format") or not hasattr(dataset, "__len__"):
         return sha256_json(["stream", type(dataset).__name__])
@@ -85,7 +98,7 @@ def dataset_sha256(dataset: Any) -> str:
     return digest.hexdigest()
 
 
-def theta_0_provenance(trainer: Any) -> dict[str, Any]:
+def theta_0_provenance(trainer: SafeTrainer) -> dict[str, object]:
     """What theta_0 is: weights, tokenizer and how they compute."""
     tokenizer, model = trainer.processing_class, trainer.model
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -104,7 +117,7 @@ def theta_0_provenance(trainer: Any) -> dict[str, Any]:
     }
 
 
-def require_same_inputs(trainer: Any) -> None:
+def require_same_inputs(trainer: SafeTrainer) -> None:
     """Refuse processes that read other data or settings than the first one; a collective call."""
     if world() == 1:
         return

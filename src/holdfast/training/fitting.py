@@ -13,12 +13,14 @@ Side rows (safety, harmful) and evaluation take half as many rows a pass. Severa
 the run ends with the remedy.
 """
 
+from __future__ import annotations
+
 import gc
 import logging
 from collections.abc import Callable, Iterator
 from copy import copy
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,12 +31,15 @@ from holdfast.models.library_errors import free_memory, out_of_memory
 from holdfast.training.hooks import Defense, Inputs, Items
 from holdfast.training.row_weights import count_items
 
+if TYPE_CHECKING:
+    from holdfast.training.trainer import SafeTrainer
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-def loss_is_scaled(trainer: Any, items: Items) -> bool:
+def loss_is_scaled(trainer: SafeTrainer, items: Items) -> bool:
     """Whether a micro-batch's loss is its part of the step's already, so that the Trainer does not divide it."""
     scaled = getattr(trainer, "loss_is_scaled_for_ga", None)
     if scaled is None:
@@ -45,7 +50,7 @@ def loss_is_scaled(trainer: Any, items: Items) -> bool:
 class Fitting:
     """How large the passes of a run are, after what memory has allowed so far."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: SafeTrainer) -> None:
         self.parts = 1  # into how many a micro-batch of the task is divided
         self.share = 1.0  # what the loss of the part in progress is multiplied by; 1 where losses add up
         self.side_rows: int | None = None  # the most rows of a side pass, where something limits them

@@ -21,6 +21,7 @@ from holdfast.data.encode import Encoded
 from holdfast.fused.joint_pass import Found, JointPass
 from holdfast.fused.joint_pass import Term as JointTerm
 from holdfast.fused.packed_rows import Row, padded_rows
+from holdfast.models.library_errors import out_of_memory
 from holdfast.training.fitting import release
 from holdfast.training.hooks import Inputs, Items
 from holdfast.training.side_pass import RowLoss, Term, TokenMean
@@ -56,8 +57,8 @@ class FusedEngine:
         """
         try:
             return self._accumulate(inputs, items, terms, skip=skip)
-        except torch.OutOfMemoryError:
-            if self._run.args.step != "auto" or world() > 1:  # processes must not part ways
+        except RuntimeError as error:
+            if not out_of_memory(error) or self._run.args.step != "auto" or world() > 1:  # processes stay together
                 raise
         self._leave()  # here, where the exception no longer holds the pass's tensors
         return self._run.engine.accumulate(inputs, items, terms, skip=skip)

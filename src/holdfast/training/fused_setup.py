@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,7 +27,9 @@ from holdfast.scoring.reference_states import ReferenceStates
 from holdfast.training.hooks import Defense
 
 if TYPE_CHECKING:
+    from holdfast.training.config import SafetyArguments
     from holdfast.training.run import Run
+    from holdfast.training.trainer import SafeTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +75,7 @@ def why_not(run: Run) -> str | None:
     return _own_step(trainer) or _own_loss(defense)
 
 
-def _own_step(trainer: Any) -> str | None:
+def _own_step(trainer: SafeTrainer) -> str | None:
     """A loss, or a step below ours, that is not TRL's: the fused step would go past it."""
     from holdfast.training.trainer import SafeSFTTrainer
 
@@ -100,7 +102,7 @@ def _own_loss(defense: Defense) -> str | None:
     return None
 
 
-def longest_row(args: Any) -> int | None:
+def longest_row(args: SafetyArguments) -> int | None:
     """A bound on the tokens of a row, where there is one."""
     return None if (args.dataset_kwargs or {}).get("skip_prepare_dataset") else args.max_length
 

@@ -4,18 +4,24 @@ The task's gradient is that of GRPO's loss on replies that the model samples, fr
 constraints are measured on the safety set's own replies, as ever.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from transformers import TrainingArguments
 from trl import GRPOConfig, GRPOTrainer
 
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.library_types import LanguageModel
 from holdfast.core.ranks import rank
 from holdfast.training.config import SafetyArguments, setting
 from holdfast.training.preference import PreferenceTrainer
 from holdfast.training.state_files import load_state, save_state
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GENERATION = ("_step", "entropy_coef", "_last_world_entropy")  # where TRL's trainer is between two generations
 REPLIES = "_buffered_inputs"
@@ -32,7 +38,7 @@ class SafeGRPOConfig(SafetyArguments, GRPOConfig):
     max_length: int | None = setting(1024, "Tokens of a safety example, prompt and reply; longer ones are cut.")
 
     @classmethod
-    def from_trl(cls, args: TrainingArguments, **changes: Any) -> Self:
+    def from_trl(cls, args: TrainingArguments, **changes: object) -> Self:
         """As of the other trainers; TRL fills in `generation_batch_size`, and refuses it where it is given."""
         return super().from_trl(args, generation_batch_size=None, **changes)
 
@@ -43,7 +49,13 @@ class SafeGRPOTrainer(PreferenceTrainer, GRPOTrainer):
     _tag_names: ClassVar[list[str]] = ["trl", "grpo", "holdfast"]
     arguments = SafeGRPOConfig
 
-    def __init__(self, model: Any, reward_funcs: Any = None, args: GRPOConfig | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        model: str | LanguageModel | None,
+        reward_funcs: object = None,
+        args: GRPOConfig | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Arguments of `GRPOTrainer` (by keyword, after these three), and those of `SafeSFTTrainer`."""
         for name, why in OTHER_GENERATION.items():
             if getattr(args, name, False):
@@ -55,7 +67,7 @@ class SafeGRPOTrainer(PreferenceTrainer, GRPOTrainer):
                 remedy="use DDP (accelerate launch without FSDP), with LoRA or QLoRA where memory is short",
             )
 
-    def _write_state(self, folder: Path) -> dict[str, Any]:
+    def _write_state(self, folder: Path) -> dict[str, Tensor]:
         """As of the other trainers, with the replies that later steps still train on."""
         state = {name: getattr(self, name) for name in GENERATION}
         used_up = self._step % (self.args.steps_per_generation * self.num_iterations) == 0

@@ -27,15 +27,18 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError
+from holdfast.core.library_types import LanguageModel
 from holdfast.core.registry import Registry, nearest
 
 if TYPE_CHECKING:
     from holdfast.constraint.gradients import ParameterSpace
     from holdfast.core.units import Unit
     from holdfast.scoring.forward import Forward
+    from holdfast.training.config import SafetyArguments
     from holdfast.training.run import Progress, Theta0
     from holdfast.training.side_data import SideData
     from holdfast.training.step import StepEngine
@@ -55,13 +58,13 @@ class TrainingRun(Protocol):
     """The run as a defense sees it; `holdfast.training.run.Run` is one."""
 
     @property
-    def model(self) -> Any: ...  # unwrapped, with its adapter
+    def model(self) -> LanguageModel: ...  # unwrapped, with its adapter
 
     @property
-    def args(self) -> Any: ...  # `SafeSFTConfig`, or another trainer's `SafetyArguments`
+    def args(self) -> SafetyArguments: ...  # `SafeSFTConfig`, or another trainer's `SafetyArguments`
 
     @property
-    def optimizer(self) -> Any: ...  # made before `attach`
+    def optimizer(self) -> torch.optim.Optimizer: ...  # made before `attach`
 
     @property
     def progress(self) -> Progress: ...  # where the run is
@@ -181,7 +184,7 @@ class Defense:
         return run.engine.accumulate(inputs, items, {})
 
     def task_loss(
-        self, run: TrainingRun, model: Any, inputs: Inputs, items: Items, default: Callable[[], Tensor]
+        self, run: TrainingRun, model: nn.Module, inputs: Inputs, items: Items, default: Callable[[], Tensor]
     ) -> Tensor:
         """The loss of this micro-batch, scaled as its part of the step (see `SideData.token_share`); `default`: TRL's.
 
@@ -189,7 +192,7 @@ class Defense:
         """
         return default()
 
-    def extra_loss(self, run: TrainingRun, model: Any, inputs: Inputs) -> Tensor | None:
+    def extra_loss(self, run: TrainingRun, model: nn.Module, inputs: Inputs) -> Tensor | None:
         """A term added to the task loss of this micro-batch, already scaled for gradient accumulation."""
         return None
 
@@ -217,14 +220,14 @@ class Defense:
         """What this step adds to its line of `events.jsonl`; also logged as `safety/<key>` where numeric."""
         return self._row
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What a resumed run needs (a collective call)."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Name and settings, for the fingerprint and the record."""
         return {"name": self.name, **(asdict(self.config) if is_dataclass(self.config) else {})}  # type: ignore[arg-type]
 
@@ -232,7 +235,7 @@ class Defense:
 DEFENSES: Registry[type[Defense]] = Registry("defense", package="holdfast.defenses")
 
 
-def with_paper_constants(cls: type[Defense], options: Mapping[str, Any]) -> dict[str, Any]:
+def with_paper_constants(cls: type[Defense], options: Mapping[str, object]) -> dict[str, Any]:
     """The options with the paper's constants below them where they say `preset: paper`."""
     options = dict(options)
     preset = options.pop("preset", None)

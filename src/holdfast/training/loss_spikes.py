@@ -93,7 +93,7 @@ class SpikeWatch:
             "spikes='off' goes on regardless (both under `train:` in a run file)",
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {
             "losses": list(self._losses), "outliers": [list(pair) for pair in self._outliers],
             "row": list(self._row), "steps": list(self.steps), "total": self.total,

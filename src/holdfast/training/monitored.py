@@ -7,23 +7,24 @@ here, so it is cited in BibTeX.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.repocard import metadata_load, metadata_save
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Trainer
+from transformers.trainer_utils import EvalLoopOutput, TrainOutput
 
-from holdfast.certification.kept import Limits
+from holdfast.certification.kept import BehaviourValues, Limits
 from holdfast.core.adapter_card import kept_results, model_index
 from holdfast.data.templates import Template
 from holdfast.screening.sets import MonitorPrompts
 from holdfast.training.behaviour import BehaviourMonitor, Every, metrics
 from holdfast.training.config import is_behaviour_metric
 from holdfast.training.fitting import in_several_processes
-from holdfast.training.hooks import Defense
+from holdfast.training.hooks import Defense, Inputs, Items, Row
 from holdfast.training.monitoring import StepRecorder, degradations_of, monitor_metrics
 from holdfast.training.row_weights import RowMeans, one_a_row
 from holdfast.training.run import Run
@@ -56,7 +57,7 @@ class MonitoredTrainer(Trainer):
     _safety_only_evaluation: bool = False
     _flops_per_token: int | None = None
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, *args: object, **kwargs: object) -> TrainOutput:
         """As the Trainer's, with attention kernels whose gradients are finite."""
         try:
             with cudnn_attention(False):
@@ -76,7 +77,7 @@ class MonitoredTrainer(Trainer):
         return f"{self.method} with {self.defense.name}" if self.defense.reference else self.method
 
     @property
-    def _paper(self) -> dict[str, Any]:
+    def _paper(self) -> dict[str, str]:
         """TRL's for plain training; else without its id, or the card would say that DPO's paper has the defense."""
         own: dict[str, Any] = getattr(super(), "_paper", {})
         cited = citation_of(self.defense)
@@ -84,7 +85,7 @@ class MonitoredTrainer(Trainer):
             return own
         return {"title": self.defense.reference, "citation": "\n\n".join(filter(None, (cited, own.get("citation"))))}
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+    def create_model_card(self, *args: object, **kwargs: object) -> None:
         """As TRL's, with the refusals and answers kept where the behaviour monitor has asked the model as it is."""
         super().create_model_card(*args, **kwargs)
         monitor, path = self.behaviour_monitor, Path(self.args.output_dir) / "README.md"
@@ -97,21 +98,23 @@ class MonitoredTrainer(Trainer):
         """Whether the task loss is a mean over rows."""
         return bool(getattr(self.args, "loss_weights", None) == "rows")
 
-    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Inputs], num_batches: int, device: torch.device
+    ) -> tuple[list[Inputs], Items]:
         """The micro-batches of a step, and what its loss is divided by: tokens, or rows."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.by_rows and items is not None:
             items = self._get_num_items_in_batch([one_a_row(batch) for batch in batches], device)
         return batches, items
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
         """TRL's; in training by rows, of log-probabilities that are divided by their row's count."""
-        if self.by_rows and model.training:
-            model = RowMeans(model, kwargs.get("num_items_in_batch"))
-        return super().compute_loss(model, inputs, *args, **kwargs)
+        by_rows = self.by_rows and model.training
+        weighed = RowMeans(model, kwargs.get("num_items_in_batch")) if by_rows else model
+        return super().compute_loss(weighed, inputs, *args, **kwargs)
 
     @property
-    def step_listeners(self) -> list[Callable[[dict[str, Any]], None]]:
+    def step_listeners(self) -> list[Callable[[Row], None]]:
         """Called with each row of the event log."""
         return self.recorder.listeners
 
@@ -140,17 +143,17 @@ class MonitoredTrainer(Trainer):
         self.behaviour_monitor = monitor
         return monitor
 
-    def behaviour_result(self) -> dict[str, Any]:
+    def behaviour_result(self) -> BehaviourValues:
         """What result.json says about behaviour: nothing where it was not watched."""
         return {} if self.behaviour_monitor is None else self.behaviour_monitor.result()
 
-    def log(self, logs: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         """As the Trainer's; what `trainer_state.json` keeps has null for a non-finite number, as JSON demands."""
         super().log(logs, *args, **kwargs)
         kept = self.state.log_history[-1]
         kept.update({k: None for k, v in kept.items() if isinstance(v, float) and not math.isfinite(v)})
 
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+    def evaluation_loop(self, *args: object, metric_key_prefix: str = "eval", **kwargs: object) -> EvalLoopOutput:
         """The task's evaluation, with the monitor split's figures in its metrics (early stopping reads them there)."""
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         # With several evaluation sets the prefix is eval_<set>; the monitor split does not depend on the set.
@@ -158,7 +161,7 @@ class MonitoredTrainer(Trainer):
         return output
 
     def evaluate(
-        self, eval_dataset: Any = None, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+        self, eval_dataset: object = None, *args: object, metric_key_prefix: str = "eval", **kwargs: object
     ) -> dict[str, float]:
         """As the Trainer's, leaving the random state alone; without a task evaluation set, the monitor split alone."""
         if eval_dataset is not None or not self._safety_only_evaluation:
@@ -175,7 +178,7 @@ class MonitoredTrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
         return figures
 
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+    def floating_point_ops(self, inputs: Inputs) -> int:
         """As the Trainer's, whose count of the parameters is made once: that walk can outlast a small model's step."""
         if "input_ids" not in inputs:  # rows whose replies are still to be generated
             return 0

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from holdfast.certification.binomial import upper_bound
 from holdfast.constraint.chance import ChanceConstraint
@@ -25,11 +26,13 @@ from holdfast.data.encode import Encoded
 from holdfast.scoring.forward import Forward
 from holdfast.scoring.reference_states import KeptReference
 from holdfast.training.checkpoint_store import step_of
+from holdfast.training.hooks import Row
 from holdfast.training.loss_spikes import EVENT, SpikeWatch
 from holdfast.training.safety import DEFAULT, SafetySet
 
 if TYPE_CHECKING:
     from holdfast.training.run import Run
+    from holdfast.training.trainer import SafeTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ def summarise(degradations: Tensor, safety: SafetySet) -> dict[str, float]:
 class StepRecorder(TrainerCallback):
     """Writes the event log and feeds listeners after every optimizer step."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: SafeTrainer) -> None:
         self.trainer = trainer
         self.listeners: list[Callable[[dict[str, Any]], None]] = []
         self.spikes, self.spiked = SpikeWatch(), False  # whether the step in progress is discarded as a spike
@@ -101,7 +104,14 @@ class StepRecorder(TrainerCallback):
             self._log = EventLog(self.trainer.run_dir / "events.jsonl")
         return self._log
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, lr_scheduler: Any = None, **_: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        lr_scheduler: LRScheduler | None = None,
+        **_: object,
+    ) -> None:
         """Measure theta_0 where that had to wait for sharding, and drop rows of steps that are about to be repeated."""
         self.trainer.measure_reference()
         if rank() == 0 and state.max_steps == 1 and lr_scheduler is not None and not any(lr_scheduler.get_last_lr()):
@@ -110,7 +120,7 @@ class StepRecorder(TrainerCallback):
         if rank() == 0:
             self.log_file().truncate_after(state.global_step)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Compose the row of the step just taken."""
         trainer, loss = self.trainer, self.step_loss()
         self._loss = self._mean = None
@@ -128,7 +138,7 @@ class StepRecorder(TrainerCallback):
             row["probe"] = self._probe.measure()
         self.write(row)
 
-    def write(self, row: dict[str, Any]) -> None:
+    def write(self, row: Row) -> None:
         """Add a row to the event log, and tell the listeners."""
         if rank() == 0:
             self.log_file().append(row)

@@ -1,10 +1,19 @@
 """Training on preferences or rewards: what it does not support is refused by name, before anything is trained."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import CheckpointError, UnsupportedError
+from holdfast.core.library_types import LanguageModel
 from holdfast.training.hooks import Defense, make_defense
 from holdfast.training.trainer import SafeTrainer
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import TrainingArguments
+
+    from holdfast.training.config import SafetyArguments
 
 TASK_HOOKS = ("choose_batch", "task_loss", "extra_loss")
 
@@ -12,17 +21,17 @@ TASK_HOOKS = ("choose_batch", "task_loss", "extra_loss")
 class PreferenceTrainer(SafeTrainer):
     """A trainer whose task's gradient is not that of labelled rows; measuring and correcting do not depend on it."""
 
-    def __init__(self, model: Any, args: Any, **kwargs: Any) -> None:
+    def __init__(self, model: str | LanguageModel | None, args: TrainingArguments | None, **kwargs: Any) -> None:
         args = self.arguments.of(args)
         _require_supported_task(args, kwargs)
         super().__init__(model, args, **kwargs)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         require_resumable(self)
         super()._load_from_checkpoint(resume_from_checkpoint, model)
 
 
-def _require_supported_task(args: Any, given: dict[str, Any]) -> None:
+def _require_supported_task(args: SafetyArguments, given: dict[str, Any]) -> None:
     """Make the defense of a trainer's arguments; refuse one that changes the task, alignment and images."""
     if args.stage != "finetune":
         raise UnsupportedError(
@@ -41,7 +50,7 @@ def _require_supported_task(args: Any, given: dict[str, Any]) -> None:
         )
 
 
-def require_resumable(trainer: Any) -> None:
+def require_resumable(trainer: SafeTrainer) -> None:
     """Refuse to resume a run of which no checkpoint has everything."""
     missing = {
         "sync_ref_model": ("the reference model that training has moved", trainer.args.sync_ref_model),

@@ -8,15 +8,20 @@ it is counted over all micro-batches and processes of a step, so that accumulati
 for tokens. Evaluation keeps the mean over tokens, by which runs are compared.
 """
 
+from __future__ import annotations
+
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.core.errors import UnsupportedError
 from holdfast.data.encode import IGNORE
 from holdfast.training.hooks import Inputs, Items
+
+if TYPE_CHECKING:
+    from holdfast.training.trainer import SafeTrainer
 
 FIRST_TRL = (1, 15)  # the first whose trainer hands over the log-probability of every token
 
@@ -41,10 +46,10 @@ class RowMeans:
     the loss is then the mean over its rows.
     """
 
-    def __init__(self, model: Any, items: Items) -> None:
+    def __init__(self, model: nn.Module, items: Items) -> None:
         self._model, self._items = model, items
 
-    def __call__(self, **inputs: Any) -> Any:
+    def __call__(self, **inputs: object) -> Any:
         output = self._model(**inputs)
         counts = output.label_mask.sum(1, keepdim=True)
         weights = 1.0 / counts.clamp(min=1)
@@ -54,7 +59,7 @@ class RowMeans:
         return output
 
 
-def require_row_weights(trainer: Any) -> None:
+def require_row_weights(trainer: SafeTrainer) -> None:
     """Refuse `loss_weights: rows` where rows cannot be told apart, or where the loss is another one."""
     args, defense = trainer.args, trainer.defense
     if not trainer.by_rows:

@@ -3,28 +3,34 @@
 `Run` is composed of small objects and handed to defenses, which know it by the protocol in `hooks`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from holdfast.constraint.gradients import ParameterSpace, reshard, shard, trainable
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.library_types import LanguageModel
 from holdfast.data.encode import Encoded
 from holdfast.models.fingerprint import has_idle_adapter
 from holdfast.scoring.completion import adapters_off
 from holdfast.scoring.forward import Forward
 from holdfast.scoring.reference_states import KeptReference
-from holdfast.training.config import SafeSFTConfig
+from holdfast.training.config import SafeSFTConfig, SafetyArguments
 from holdfast.training.fitting import Fitting
 from holdfast.training.hooks import Defense, Items
 from holdfast.training.side_data import SideData
 from holdfast.training.step import StepEngine, choose_engine
 from holdfast.training.zero import Parts, PartSpace
+
+if TYPE_CHECKING:
+    from holdfast.training.trainer import SafeTrainer
 
 NUDGE = 1e-5  # of an adapter's weights: far too little to change what the model says
 
@@ -32,7 +38,7 @@ NUDGE = 1e-5  # of an adapter's weights: far too little to change what the model
 class Progress:
     """Where a run is."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: SafeTrainer) -> None:
         self._trainer = trainer
         self.micro = 0  # micro-batches of the step in progress that are through
         self.items: Items = None  # scored tokens of the step in progress
@@ -71,7 +77,7 @@ class Progress:
 class Theta0:
     """The model as it entered training: its fresh adapter off, or its first weights put back meanwhile."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: SafeTrainer) -> None:
         self._trainer = trainer
         # Whether a fresh adapter can be switched off: not beside another one, which would go with it.
         self.idle_adapter = has_idle_adapter(trainer.model) and len(trainer.model.peft_config) == 1
@@ -138,7 +144,7 @@ class Theta0:
 class Run:
     """A training run, as engines see it and, by the protocol `hooks.TrainingRun`, defenses."""
 
-    def __init__(self, trainer: Any, data: SideData, fitting: Fitting) -> None:
+    def __init__(self, trainer: SafeTrainer, data: SideData, fitting: Fitting) -> None:
         self.trainer, self.data, self.fitting = trainer, data, fitting
         self.folder: Path = trainer.run_dir
         self.progress, self.theta_0 = Progress(trainer), Theta0(trainer)
@@ -146,20 +152,20 @@ class Run:
         self.parts: Parts | None = None  # of the optimizer under DeepSpeed's ZeRO-2, once training has made them
 
     @property
-    def model(self) -> Any:
+    def model(self) -> LanguageModel:
         return self.trainer.model
 
     @property
-    def args(self) -> Any:
+    def args(self) -> SafetyArguments:
         return self.trainer.args
 
     @property
-    def optimizer(self) -> Any:
+    def optimizer(self) -> torch.optim.Optimizer:
         return self.trainer.optimizer
 
     @property
     def defense(self) -> Defense:
-        return self.trainer.defense  # type: ignore[no-any-return]
+        return self.trainer.defense
 
     @cached_property
     def engine(self) -> StepEngine:
@@ -203,7 +209,7 @@ class Run:
         return ParameterSpace(trainable(torch_optimizer(self.optimizer)))
 
 
-def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+def torch_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The torch optimizer inside accelerate's wrapper and, under ZeRO-2, DeepSpeed's."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer

@@ -1,22 +1,30 @@
 """The data of a run beside the task's: safety sets, harmful pairs, and which rows of them a step uses."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_json
+from holdfast.core.library_types import Tokenizer
 from holdfast.core.ranks import from_first, rank, world
 from holdfast.data import streams
 from holdfast.data.encode import Encoded, collate, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
-from holdfast.training.fingerprint import unaligned_sha256
+from holdfast.training.fingerprint import Unaligned, unaligned_sha256
 from holdfast.training.hooks import Defense, Inputs, Items
 from holdfast.training.row_weights import count_items
 from holdfast.training.safety import SafetySet, as_examples
 from holdfast.training.side_pass import scored_tokens
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from holdfast.training.trainer import SafeTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +51,7 @@ def require_stage(defense: Defense, stage: str) -> None:
         )
 
 
-def require_side_data(defense: Defense, stage: str, given: Mapping[str, Any]) -> None:
+def require_side_data(defense: Defense, stage: str, given: Mapping[str, object]) -> None:
     """Refuse a defense whose side data are missing; `given`: need -> what the user passed for it, or None."""
     for need in sorted(defense.needed(stage)):
         if given.get(need) is None:
@@ -54,7 +62,9 @@ def require_side_data(defense: Defense, stage: str, given: Mapping[str, Any]) ->
 class SideData:
     """Safety sets and harmful pairs, encoded; draws are pure functions of seed and step."""
 
-    def __init__(self, trainer: Any, safety: Mapping[str, SafetySet], harmful: Any, unaligned: Any) -> None:
+    def __init__(
+        self, trainer: SafeTrainer, safety: Mapping[str, SafetySet], harmful: object, unaligned: Unaligned | None
+    ) -> None:
         self._trainer = trainer
         self.safety = dict(safety)
         self.unaligned = unaligned  # the weights before alignment: see `holdfast.models.alignment_shift`
@@ -83,22 +93,23 @@ class SideData:
 
     def identify_unaligned(self) -> None:
         """Note which weights before alignment are used: now, since a folder may change while training runs."""
-        if "unaligned" in self._trainer.defense.needed(self._trainer.args.stage):
-            self._unaligned_sha256 = from_first(lambda: unaligned_sha256(self.unaligned))
+        unaligned, needed = self.unaligned, self._trainer.defense.needed(self._trainer.args.stage)
+        if unaligned is not None and "unaligned" in needed:
+            self._unaligned_sha256 = from_first(lambda: unaligned_sha256(unaligned))
 
-    def fingerprint(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, str]:
         """What a resumed run must share: the side data. Empty for defenses without any."""
         harmful = sha256_json([[list(e.input_ids), list(e.labels)] for e in self.harmful]) if self.harmful else None
         found = {"harmful": harmful, "unaligned": self._unaligned_sha256}
         return {name: digest for name, digest in found.items() if digest is not None}
 
     @property
-    def task(self) -> Any:
+    def task(self) -> Dataset:
         """The task's rows, tokenised, as the trainer has them."""
         return self._trainer.train_dataset
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         return self._trainer.processing_class
 
     @property

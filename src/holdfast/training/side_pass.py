@@ -6,9 +6,12 @@ ZeRO-2 `training.zero` differentiates. Dropout is off, so that two passes over t
 a term of weight zero changes no bit of the run.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +27,9 @@ from holdfast.scoring.degradation import degradation, slope
 from holdfast.scoring.forward import Forward
 from holdfast.training.safety import SafetySet
 from holdfast.training.zero import PartSpace, SourceGradient
+
+if TYPE_CHECKING:
+    from holdfast.training.config import SafetyArguments
 
 RowLoss = Callable[[Any, dict[str, Tensor], list[int]], Tensor]
 """`loss(model, batch, positions)`: one differentiable number per row; what is differentiated is their sum over all rows
@@ -41,7 +47,7 @@ def side_gradient(
     scale = world() if sharded else 1  # FSDP2 averages over ranks where we need the sum
     sources = SourceGradient(space) if isinstance(space, PartSpace) else None
     task_gradient = [p.grad for p in space.params]
-    found: list[Tensor] = []
+    measured: list[Tensor] = []
     try:
         for p in space.params:
             p.grad = None
@@ -55,7 +61,7 @@ def side_gradient(
                     sources.add(values.sum())
                 elif values.requires_grad:
                     (values.sum() * scale).backward()  # type: ignore[no-untyped-call]
-                found.append(values.detach())
+                measured.append(values.detach())
         gradient = [torch.zeros_like(shard(p)) if p.grad is None else shard(p.grad).clone() for p in space.params]
     finally:
         for p, grad in zip(space.params, task_gradient, strict=True):
@@ -64,7 +70,7 @@ def side_gradient(
         gradient = sources.reduced()
     elif not sharded:
         sum_in_place(gradient)
-    return gather_rows(torch.cat(found)).double().cpu(), gradient
+    return gather_rows(torch.cat(measured)).double().cpu(), gradient
 
 
 def _under_fsdp2(space: ParameterSpace) -> bool:
@@ -82,7 +88,7 @@ class TokenMean:
     total: int  # completion tokens of all rows
     reference: Callable[[], Any] | None = None  # makes the context in which the model is pi_0; None for the NLL
 
-    def __call__(self, model: Any, batch: dict[str, Tensor], positions: list[int]) -> Tensor:
+    def __call__(self, model: nn.Module, batch: dict[str, Tensor], positions: list[int]) -> Tensor:
         if self.reference is None:
             return completion_losses(model, batch, first_k=1).total / self.total
         return completion_kl(model, batch, 1, self.reference).total / self.total
@@ -93,7 +99,7 @@ def token_mean_nll(rows: Sequence[Encoded]) -> TokenMean:
     return TokenMean(scored_tokens(rows))
 
 
-def token_mean_kl(rows: Sequence[Encoded], reference: Callable[[], Any]) -> TokenMean:
+def token_mean_kl(rows: Sequence[Encoded], reference: Callable[[], AbstractContextManager[None]]) -> TokenMean:
     """The mean over all completion tokens of `KL(pi_0 || pi_theta)`, in nats; `reference`: `run.theta_0.active`."""
     return TokenMean(scored_tokens(rows), reference)
 
@@ -107,21 +113,21 @@ def safety_gradient(
     micro-batches and ranks. A micro-batch in which no term has a slope gets no backward (but under FSDP2): its
     gradient is zero.
     """
-    found: list[Tensor] = []
+    measured: list[Tensor] = []
     # FSDP2 frees what a forward gathered in its backward, which must therefore come.
     sharded = _under_fsdp2(space)
     rows, reference, constraint = safety.rows(positions), safety.constraint_reference[positions], safety.constraint
 
-    def terms(model: Any, batch: dict[str, Tensor], places: list[int]) -> Tensor:
+    def terms(model: nn.Module, batch: dict[str, Tensor], places: list[int]) -> Tensor:
         states = forward.reference_states([rows[i] for i in places], constraint)
         d = degradation(model, batch, reference[places], constraint, states)
-        found.append(d.detach())
+        measured.append(d.detach())
         if not sharded and not bool(slope(term, d).any()):
             d = d.detach()
         return term(d) / len(positions)
 
     _, gradient = side_gradient(forward, rows, terms, space, micro_batch)
-    return gather_rows(torch.cat(found)).double().cpu(), gradient
+    return gather_rows(torch.cat(measured)).double().cpu(), gradient
 
 
 def safety_forward(forward: Forward, safety: SafetySet, positions: list[int]) -> Tensor:
@@ -130,13 +136,13 @@ def safety_forward(forward: Forward, safety: SafetySet, positions: list[int]) ->
     rows, constraint = safety.rows(mine), safety.constraint
     states = forward.reference_states(rows, constraint)
     with deterministic(forward.model), forward.precision():
-        found = degradation(forward.model, forward.batch(rows), safety.constraint_reference[mine], constraint, states)
-    if not found.requires_grad:  # no backward will come
+        values = degradation(forward.model, forward.batch(rows), safety.constraint_reference[mine], constraint, states)
+    if not values.requires_grad:  # no backward will come
         reshard(forward.model)
-    return found
+    return values
 
 
-def may_share_backward(model: nn.Module, args: Any) -> bool:
+def may_share_backward(model: nn.Module, args: SafetyArguments) -> bool:
     """Whether a forward without dropout may share the task's backward: not with dropout under gradient checkpointing.
 
     Layers are then run again in the backward, when dropout is on again. Nor with re-entrant checkpointing under DDP:

@@ -34,7 +34,7 @@ NATIVE = {
 }  # fmt: skip
 
 
-def save_state(stem: Path, state: Any) -> None:
+def save_state(stem: Path, state: object) -> None:
     """Write any nesting of containers, scalars, tensors and numpy values to `<stem>.json` and `.safetensors`.
 
     Tensors keep dtype, shape and bits (NaN payloads included); device, strides, `requires_grad` and sharing
@@ -119,7 +119,7 @@ def _refuse(where: str, found: str) -> NoReturn:
     )
 
 
-def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> object:
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -137,7 +137,7 @@ def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     _refuse(where, f"{kind.__module__}.{kind.__qualname__}")
 
 
-def _encode_mapping(value: dict[Any, Any], where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _encode_mapping(value: dict[Any, Any], where: str, tensors: dict[str, Tensor]) -> dict[str, object]:
     for key in value:
         if type(key) not in (str, int):
             _refuse(where, f"a key of type {type(key).__qualname__}")
@@ -147,7 +147,7 @@ def _encode_mapping(value: dict[Any, Any], where: str, tensors: dict[str, Tensor
     return {TAG: type(value).__name__, "items": pairs}
 
 
-def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dict[str, object]:
     plain = type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided
     if not plain or value.is_quantized or value.is_meta:
         _refuse(where, f"{type(value).__qualname__} ({value.layout}, {value.dtype}, {value.device.type})")
@@ -160,7 +160,9 @@ def _encode_tensor(value: Tensor, where: str, tensors: dict[str, Tensor]) -> dic
     return entry
 
 
-def _encode_numpy(value: np.ndarray[Any, Any] | np.generic, where: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _encode_numpy(
+    value: np.ndarray[Any, Any] | np.generic, where: str, tensors: dict[str, Tensor]
+) -> dict[str, object]:
     if type(value) is not np.ndarray and not isinstance(value, np.generic):
         _refuse(where, type(value).__qualname__)
     if value.dtype.kind not in "biufc":

@@ -1,7 +1,9 @@
 """What the constrained defenses share: a constraint followed over the steps, and its running estimate."""
 
+from __future__ import annotations
+
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +16,9 @@ from holdfast.scoring.degradation import slope
 from holdfast.training.hooks import Row
 from holdfast.training.safety import SafetySet
 from holdfast.training.step import Measured
+
+if TYPE_CHECKING:
+    from holdfast.training.config import SafetyArguments
 
 STRAIGHT, LARGEST = 30.0, 690.0
 """Exponents: beyond the first entropic terms go on as straight lines, as their slopes are float32 (rows that far from
@@ -35,7 +40,7 @@ class MovingConstraint:
         if self.tail is not None:
             self.now = self.now.with_threshold(self.tail.update(index, degradations))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"cvar_t": self.now.cvar_t} | ({} if self.tail is None else {"tail": self.tail.state_dict()})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -145,7 +150,7 @@ class Steering:
         self.row = {"g": self.value(estimate, 0.0), "violation_rate": None, "cvar": None}
         return self.value(estimate, self.margin)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"estimator": self.estimator.state_dict(), **self.moving.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -153,7 +158,7 @@ class Steering:
         self.moving.load_state_dict(state)
 
 
-def looks_first(args: Any, inactive: float) -> bool:
+def looks_first(args: SafetyArguments, inactive: float) -> bool:
     """Whether to look at the safety rows first: while, on average over the last steps, most of them are left out.
 
     Looking costs a forward of all rows, half of what forward and backward of a row cost (a third with checkpointing);

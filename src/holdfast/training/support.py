@@ -1,5 +1,7 @@
 """Combinations in which the guarantee would not be computed correctly: refused by name, before anything is trained."""
 
+from __future__ import annotations
+
 import importlib.util
 import json
 import logging
@@ -8,15 +10,22 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from holdfast.constraint.gradients import ParameterSpace
 from holdfast.core.errors import ConfigError, UnsupportedError
+from holdfast.core.library_types import LanguageModel
 from holdfast.core.ranks import launched_with
 from holdfast.scoring.completion import deterministic, require_understood_head
 from holdfast.training.row_weights import require_row_weights
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import TrainingArguments
+
+    from holdfast.training.trainer import SafeTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -58,19 +67,19 @@ def cudnn_attention(enabled: bool) -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def _refuse(*cases: tuple[Any, str, str]) -> None:
+def _refuse(*cases: tuple[object, str, str]) -> None:
     """Refuse the first case whose condition holds; the others are what is refused and the remedy."""
     for condition, what, remedy in cases:
         if condition:
             raise UnsupportedError(what, remedy=remedy)
 
 
-def _innermost(model: Any) -> Any:
+def _innermost(model: LanguageModel) -> LanguageModel:
     """The model below an adapter."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def optimizer_name(args: Any) -> str:
+def optimizer_name(args: TrainingArguments) -> str:
     """`optim` as one writes it; the arguments hold an enumeration, whose own text is `OptimizerNames.ADAMW_TORCH`."""
     return str(getattr(args.optim, "value", args.optim))
 
@@ -88,13 +97,13 @@ def require_import_order(cls: type) -> None:
         _refuse((not any(one in cls.__mro__ for one in now), what, remedy))
 
 
-def require_whole_model(args: Any, asks: str, remedy: str) -> None:
+def require_whole_model(args: TrainingArguments, asks: str, remedy: str) -> None:
     """Refuse what asks the model itself under FSDP. The arguments' distributed state still says DDP there."""
     sharded = launched_with("FSDP") or args.fsdp
     _refuse((sharded, f"{asks} under FSDP: a sharded model cannot be asked", remedy))
 
 
-def require_supported_arguments(args: Any) -> None:
+def require_supported_arguments(args: TrainingArguments) -> None:
     """Refuse what the arguments alone give away."""
     _refuse((
         args.fp16, "fp16 training: gradients carry the loss scale, and an overflow voids the step the filter corrects",
@@ -121,14 +130,14 @@ def require_supported_arguments(args: Any) -> None:
     )  # fmt: skip
 
 
-def require_device(args: Any) -> None:
+def require_device(args: TrainingArguments) -> None:
     """Refuse settings that this machine's device cannot follow; `check` does not ask, it may run elsewhere."""
     what = "activation_offloading without a GPU: there is nothing to move activations away from"
     offloads = getattr(args, "activation_offloading", False) and args.device.type == "cpu"
     _refuse((offloads, what, "set activation_offloading: false, or train on a GPU"))
 
 
-def require_supported_engine(accelerator: Any, *, adapter: bool = False) -> None:
+def require_supported_engine(accelerator: Accelerator, *, adapter: bool = False) -> None:
     """Refuse engines known only once accelerate is set up; `adapter`: whether a PEFT adapter is trained."""
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type)).upper()
     if "DEEPSPEED" in kind:
@@ -154,7 +163,7 @@ def require_supported_engine(accelerator: Any, *, adapter: bool = False) -> None
     )  # fmt: skip
 
 
-def require_supported_model(model: Any, *, vision: bool) -> None:
+def require_supported_model(model: LanguageModel, *, vision: bool) -> None:
     """Refuse models and adapters whose losses or steps we cannot compute."""
     _refuse(
         (vision, "vision data sets", "use a text data set"),
@@ -166,12 +175,12 @@ def require_supported_model(model: Any, *, vision: bool) -> None:
     )  # fmt: skip
 
 
-def require_float32(model: Any) -> None:
+def require_float32(model: LanguageModel) -> None:
     """Refuse trainable weights below float32, in which the sum of two gradients' steps is mostly rounding."""
     ParameterSpace([p for p in model.parameters() if p.requires_grad])
 
 
-def keep_adapters_in_float32(model: Any) -> None:
+def keep_adapters_in_float32(model: LanguageModel) -> None:
     """Cast trainable adapters of a quantised base back to float32.
 
     TRL stores them in bfloat16 there, in which `theta_after - theta_before` is mostly rounding. A full-precision base
@@ -186,14 +195,14 @@ def keep_adapters_in_float32(model: Any) -> None:
         logger.info("adapters of the quantised base are kept in float32: bfloat16 cannot hold the filter's corrections")
 
 
-def require_shardable(model: Any) -> None:
+def require_shardable(model: LanguageModel) -> None:
     """Refuse weights that FSDP2 cannot shard."""
     what = "an 8-bit base under FSDP2, which shards floating-point numbers alone"
     remedy = "use quantization: 4bit, whose bits are stored as bfloat16, or DDP"
     _refuse((getattr(_innermost(model), "is_loaded_in_8bit", False), what, remedy))
 
 
-def require_supported_defense(trainer: Any) -> None:
+def require_supported_defense(trainer: SafeTrainer) -> None:
     """Refuse weights of the task loss, harmful pairs' heads and sharding that the defense does not know."""
     run, defense = trainer.run, trainer.defense
     require_row_weights(trainer)
@@ -212,7 +221,7 @@ def require_supported_defense(trainer: Any) -> None:
     )
 
 
-def zero_settings(args: Any) -> Mapping[str, Any] | None:
+def zero_settings(args: TrainingArguments) -> Mapping[str, Any] | None:
     """DeepSpeed's settings, of the arguments or of `accelerate launch`; None where it is not used."""
     given = args.deepspeed
     if not given and not launched_with("DEEPSPEED"):
@@ -236,7 +245,7 @@ def zero_settings(args: Any) -> Mapping[str, Any] | None:
     return read
 
 
-def _of_zero(config: Mapping[str, Any]) -> Iterator[tuple[Any, str, str]]:
+def _of_zero(config: Mapping[str, Any]) -> Iterator[tuple[object, str, str]]:
     """What of DeepSpeed's settings is not supported: all that the filter was not run with."""
     zero = config.get("zero_optimization", {})
     stage = int(zero.get("stage", 0))
@@ -263,7 +272,7 @@ def _of_zero(config: Mapping[str, Any]) -> Iterator[tuple[Any, str, str]]:
     yield other, f"DeepSpeed settings never run with the filter: {', '.join(other)}", "leave them out"
 
 
-def require_supported_zero(args: Any) -> None:
+def require_supported_zero(args: TrainingArguments) -> None:
     """Refuse settings of DeepSpeed, in the arguments or by `accelerate launch`, that the filter was not run with."""
     config = zero_settings(args)
     if config is None:
@@ -273,7 +282,7 @@ def require_supported_zero(args: Any) -> None:
         raise ConfigError("DeepSpeed is not installed", remedy="pip install deepspeed, or use DDP or FSDP2")
 
 
-def require_supported_zero_run(trainer: Any) -> None:
+def require_supported_zero_run(trainer: SafeTrainer) -> None:
     """Refuse what the arguments alone do not give away."""
     checkpointing = trainer.args.gradient_checkpointing_kwargs or {}
     _refuse(

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers import TrainingArguments
+from transformers.trainer_utils import TrainOutput
 from trl import SFTTrainer
 from trl.trainer.utils import create_model_from_path
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError
+from holdfast.core.library_types import LanguageModel
 from holdfast.core.ranks import gather_objects
 from holdfast.training import safety as safety_sets
 from holdfast.training import support
@@ -23,10 +26,10 @@ from holdfast.training.auto import AUTO, constraints_of, screened, watch_screene
 from holdfast.training.behaviour import require_monitor
 from holdfast.training.checkpointing import CheckpointMixin
 from holdfast.training.config import SafeSFTConfig, SafetyArguments
-from holdfast.training.fingerprint import require_same_inputs, theta_0_provenance
+from holdfast.training.fingerprint import Unaligned, require_same_inputs, theta_0_provenance
 from holdfast.training.fitting import Fitting, loss_is_scaled
 from holdfast.training.fused_setup import BATCH
-from holdfast.training.hooks import Defense, Items, make_defense
+from holdfast.training.hooks import Defense, Inputs, Items, make_defense
 from holdfast.training.monitored import MonitoredTrainer
 from holdfast.training.monitoring import StepRecorder
 from holdfast.training.run import Run, torch_optimizer
@@ -38,18 +41,20 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
     """What all trainers share; a subclass names one of TRL's as its second base, and the class of its arguments."""
 
     arguments: ClassVar[type[SafetyArguments]]
+    args: SafetyArguments
+    optimizer: torch.optim.Optimizer
     batch_keys: frozenset[str] = BATCH  # what the batch in progress holds, as collated
 
     def __init__(
         self,
-        model: Any = None,
+        model: str | LanguageModel | None = None,
         args: TrainingArguments | None = None,
         *,
-        safety_dataset: Any = AUTO,
+        safety_dataset: object = AUTO,
         constraint: ChanceConstraint | Mapping[str, ChanceConstraint] | None = None,
-        defense: str | Defense | Mapping[str, Any] = "holdfast",
-        harmful_dataset: Any = None,
-        unaligned: Any = None,
+        defense: str | Defense | Mapping[str, object] = "holdfast",
+        harmful_dataset: object = None,
+        unaligned: Unaligned | None = None,
         **kwargs: Any,
     ) -> None:
         """Arguments of TRL's trainer (by keyword, after `model` and `args`), and:
@@ -128,7 +133,7 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
             self._measured = True
             safety_sets.measure_all(self)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """As the Trainer's; then behaviour is measured, and the defense may change the trained model."""
         require_monitor(self.args, self.behaviour_monitor)
         self.run.progress.micro = 0  # a run that broke off in mid-step may have left it elsewhere
@@ -141,9 +146,9 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
             watched.measure_transformed()
         return output
 
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+    def create_optimizer(self, *args: object, **kwargs: object) -> torch.optim.Optimizer:
         """Let the defense attach to the optimizer as soon as it exists."""
-        optimizer = super().create_optimizer(*args, **kwargs)
+        optimizer: torch.optim.Optimizer = super().create_optimizer(*args, **kwargs)
         raw = torch_optimizer(optimizer)
         if self._attached_to is not raw:
             self._attached_to = raw
@@ -152,7 +157,7 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
             raw.register_step_post_hook(lambda *_: None if self.recorder.spiked else self.defense.after_step(self.run))
         return optimizer
 
-    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Inputs, num_items_in_batch: Items = None) -> Tensor:
         """One micro-batch; on the last one of a step also the defense's turn on the whole gradient."""
         run, defense = self.run, self.defense
         self.batch_keys = frozenset(inputs if isinstance(inputs, dict) else ())  # as collated
@@ -171,12 +176,12 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
                 defense.on_gradient(run)
         return loss
 
-    def plain_step(self, inputs: dict[str, Any], items: Items) -> Tensor:
+    def plain_step(self, inputs: Inputs, items: Items) -> Tensor:
         """TRL's own forward and backward of some rows of the micro-batch in progress; the detached loss."""
         loss: Tensor = super().training_step(self._step_model, inputs, items)
         return loss
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: Inputs, *args: Any, **kwargs: Any) -> Any:
         """The task loss as the defense has it, plus the defense's own term, in training only."""
         default = super().compute_loss
         if not model.training:

@@ -25,11 +25,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 from transformers import Trainer
 
 from holdfast.constraint.gradients import ParameterSpace, Vector, shard
 from holdfast.core.errors import UnsupportedError
 from holdfast.core.ranks import rank, sum_in_place, world
+from holdfast.training.hooks import Inputs
 
 if TYPE_CHECKING:
     from holdfast.training.run import Run
@@ -155,7 +158,7 @@ class HeldEngine:
     def __init__(self, engine: Any, parts: Parts) -> None:
         self.engine, self._parts = engine, parts
 
-    def backward(self, loss: Tensor, sync_gradients: bool = True, **kwargs: Any) -> None:
+    def backward(self, loss: Tensor, sync_gradients: bool = True, **kwargs: object) -> None:
         self.engine.set_gradient_accumulation_boundary(is_boundary=sync_gradients)
         self.engine.backward(loss, **kwargs)
         if sync_gradients:
@@ -196,7 +199,7 @@ class ZeroTrainer(Trainer):
         zero = self.accelerator.deepspeed_plugin.deepspeed_config["zero_optimization"]
         return {"optimizer_parts": "ZeRO, round robin" if zero.get("round_robin_gradients") else "ZeRO"}
 
-    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+    def create_scheduler(self, *args: object, **kwargs: object) -> LRScheduler:
         """As the Trainer's, which calls it as soon as DeepSpeed's engine is made; the scheduler wraps `step`."""
         wrapped = getattr(self.accelerator, "deepspeed_engine_wrapped", None)
         if wrapped is not None and not isinstance(wrapped, HeldEngine):
@@ -204,9 +207,12 @@ class ZeroTrainer(Trainer):
             self.run.parts = Parts(engine)
             self.accelerator.deepspeed_engine_wrapped = HeldEngine(engine, self.run.parts)
             self.optimizer.step = MethodType(lambda _: engine.step(), self.optimizer)
-        return super().create_scheduler(*args, **kwargs)
+        scheduler: LRScheduler = super().create_scheduler(*args, **kwargs)
+        return scheduler
 
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: DataLoader[Inputs], resume_from_checkpoint: str | None
+    ) -> Any:
         """As the Trainer's, which would look for a checkpoint of DeepSpeed's form."""
         if not self.is_deepspeed_enabled:
             return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)

@@ -18,16 +18,17 @@ from typing import Any, Self
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_liger_kernel_available
 from trl import SFTConfig, SFTTrainer
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.seeding import generator
 from holdfast.defaults import default, own_reply_defaults
 from holdfast.training.config import SafeSFTConfig
-from holdfast.training.trainer import SafeSFTTrainer
+from holdfast.training.trainer import SafeSFTTrainer, SafeTrainer
 from holdfast_lab.bench.settings import BEST, EVERY, TRL, Cell, Sizes, random_model
 
 logger = logging.getLogger("holdfast.bench")  # below `holdfast`, whose lines a measurement keeps
@@ -75,7 +76,7 @@ def _drawn(name: str, n: int, seed: int) -> list[Pair]:
     return [pairs[order[i % len(pairs)]] for i in range(n)]
 
 
-def word_tokenizer() -> Any:
+def word_tokenizer() -> Tokenizer:
     """One word is one token; plain text alone, without a chat template."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -140,7 +141,7 @@ def held(cell: Cell, material: Material) -> dict[str, Any]:
     return {"safety_dataset": sets, "constraint": limits}
 
 
-def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: list[Any]) -> Any:
+def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: list[TrainerCallback]) -> SFTTrainer:
     """The trainer of a path over a freshly made model; reference losses are in `cache`, nothing else is kept."""
     gpu = torch.cuda.is_available()
     length = max(MAX_LENGTH, cell.length or 0)
@@ -185,7 +186,7 @@ def adapter(sizes: Sizes) -> LoraConfig:
     return LoraConfig(r=sizes.rank, **how)
 
 
-def best_of_trl(model: Any) -> dict[str, Any]:
+def best_of_trl(model: LanguageModel) -> dict[str, Any]:
     """What makes TRL's step fast on this machine: arguments for its trainer, and the attention of the model.
 
     A step keeps its rows. TRL's packing drops padding too, and puts more rows into a step, as `--batch` does.
@@ -205,7 +206,7 @@ def best_of_trl(model: Any) -> dict[str, Any]:
     return {"padding_free": True, "max_length": None, "use_liger_kernel": liger}
 
 
-def found_in_trl(trainer: Any) -> dict[str, Any]:
+def found_in_trl(trainer: SafeTrainer) -> dict[str, Any]:
     """What was on in a training of TRL's trainer, read off the model after it."""
     model = trainer.model.get_base_model()
     forwards = (vars(module).get("forward") for module in model.modules())

@@ -6,6 +6,8 @@ every token, as transformers does:
     share = tokens per second of `Forward.losses` / tokens per second of `model(input_ids, attention_mask)`
 """
 
+from __future__ import annotations
+
 import contextlib
 import gc
 import importlib.metadata
@@ -20,13 +22,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
 from peft import get_peft_model
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import HoldfastError
@@ -40,6 +42,9 @@ from holdfast.training import fingerprint as training
 from holdfast.training.support import cudnn_attention
 from holdfast_lab.bench.paths import Material, adapter, build, found_in_trl, rows, safety_pairs, word_tokenizer
 from holdfast_lab.bench.settings import BASELINE, BEST, TRL, Cell, Settings, random_model
+
+if TYPE_CHECKING:
+    from holdfast.training.trainer import SafeTrainer
 
 ROWS, BATCH, REPETITIONS = 256, 8, 5  # a batch as `safety_eval_batch_size` has it
 MIB = 2**20
@@ -134,7 +139,7 @@ class Record:
         write_json(self._path, self.to_json())
         self._listener(kind, entry)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         parts = {"rows": self.rows, "drift": self.drift, "reference": self.reference}
         return {"version": VERSION, **parts, **self._about}
 
@@ -183,14 +188,16 @@ class StepClock(TrainerCallback):  # type: ignore[misc]  # transformers is untyp
         self.seconds: list[float] = []
         self._last = 0.0
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         """Start the clock. From here memory counts, so that recording of graphs does."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # what the reference pass left in the allocator is not the step's
             torch.cuda.reset_peak_memory_stats()
         self._last = now()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         at = now()
         self.seconds.append(at - self._last)
         self._last = at
@@ -203,7 +210,7 @@ class CountedCollator:
         self.inner = inner
         self.tokens: list[int] = []
 
-    def __call__(self, examples: Sequence[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, examples: Sequence[dict[str, Any]], *args: object, **kwargs: object) -> Any:
         self.tokens.append(sum(len(example["input_ids"]) for example in examples))
         return self.inner(examples, *args, **kwargs)
 
@@ -264,7 +271,7 @@ def step_figures(seconds: list[float], tokens: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _safety_tokens(trainer: Any, cell: Cell) -> list[int]:
+def _safety_tokens(trainer: SafeTrainer, cell: Cell) -> list[int]:
     found: list[int] = []
     for name, safety in getattr(trainer, "safety", {}).items():
         sizes = [len(example.input_ids) for example in safety.steering_rows]

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from holdfast.core.errors import ConfigError
+from holdfast.core.library_types import LanguageModel
 from holdfast.core.units import UNITS
 
 BASELINE, BEST = TRL = ("trl_sft", "trl_best")
@@ -140,7 +141,7 @@ SHAPES: dict[str, dict[str, Any]] = json.loads(
 )
 
 
-def empty_model(shape: str, **changes: Any) -> Any:
+def empty_model(shape: str, **changes: object) -> LanguageModel:
     """A model of a shape on the meta device, names and sizes without weights; `changes` of its configuration."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -153,7 +154,7 @@ def empty_model(shape: str, **changes: Any) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
-def random_model(shape: str, *, seed: int = 0, **changes: Any) -> Any:
+def random_model(shape: str, *, seed: int = 0, **changes: object) -> LanguageModel:
     """A causal language model of a shape with random weights, filled on the GPU where there is one.
 
     Weights are drawn as transformers draws them for a new model: normal with deviation 0.02, norms at the identity,

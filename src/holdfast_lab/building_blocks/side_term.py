@@ -67,7 +67,7 @@ class SideTermDefense(Defense):
         self._watch = NonfiniteWatch(self.name)
         self._row = {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"left_out": list(self._watch.steps)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

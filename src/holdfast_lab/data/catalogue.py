@@ -34,7 +34,7 @@ Column: TypeAlias = Callable[[Mapping[str, Any]], Any]  # a column's value, read
 
 
 def _text(column: str, *, empty: bool = False) -> Column:
-    def read(row: Mapping[str, Any]) -> str:
+    def read(row: Mapping[str, object]) -> str:
         value = row.get(column)
         if not isinstance(value, str):
             raise RowError(f"column {column!r} must be a string")
@@ -46,7 +46,7 @@ def _text(column: str, *, empty: bool = False) -> Column:
 
 
 def _choice(column: str, known: Iterable[str], expected: str) -> Column:
-    def read(row: Mapping[str, Any]) -> str:
+    def read(row: Mapping[str, object]) -> str:
         if (value := _text(column)(row)) not in known:
             raise RowError(f"column {column!r} must {expected}")
         return str(value)
@@ -57,7 +57,7 @@ def _choice(column: str, known: Iterable[str], expected: str) -> Column:
 def _label(classes: int, first: int = 0) -> Column:
     """A class number from 0; files write it as a digit, the hub as an integer."""
 
-    def read(row: Mapping[str, Any]) -> int:
+    def read(row: Mapping[str, object]) -> int:
         value = row.get("label")
         try:
             if not isinstance(value, str) and type(value) is not int:  # int() would cut 0.9 and take True
@@ -72,13 +72,13 @@ def _label(classes: int, first: int = 0) -> Column:
     return read
 
 
-def _is_safe(row: Mapping[str, Any]) -> bool:
+def _is_safe(row: Mapping[str, object]) -> bool:
     if not isinstance(safe := row.get("is_safe"), bool):
         raise RowError("column 'is_safe' must be true or false")
     return safe
 
 
-def _categories(row: Mapping[str, Any]) -> list[str] | None:
+def _categories(row: Mapping[str, object]) -> list[str] | None:
     """In beaver-dam's order, None where only the flag is known."""
     marks = row.get("category")
     if not isinstance(marks, Mapping) or set(marks) != set(CATEGORIES):
@@ -187,7 +187,7 @@ class Collection:
     partial: bool = False  # whether the source is known to lack rows of the split
     dropped: int = 0  # rows left out because they are in a test split
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         return {**vars(self), "rows": len(self.rows)}
 
 
@@ -254,7 +254,7 @@ def _without_header(path: Path, problems: Problems, *, header: tuple[str, ...]) 
 
 
 def _collect(
-    rows: Iterable[tuple[str, Any]], columns: Mapping[str, Column], problems: Problems, **about: Any
+    rows: Iterable[tuple[str, Mapping[str, object]]], columns: Mapping[str, Column], problems: Problems, **about: Any
 ) -> Collection:
     kept: list[Row] = []
     for where, row in rows:

@@ -41,7 +41,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.core.errors import DataError
@@ -177,7 +177,7 @@ class Antibody(SideTermDefense):
 
     @two_pass_only
     def task_loss(
-        self, run: TrainingRun, model: Any, inputs: Inputs, items: Items, default: Callable[[], Tensor]
+        self, run: TrainingRun, model: nn.Module, inputs: Inputs, items: Items, default: Callable[[], Tensor]
     ) -> Tensor:
         """Fine-tuning: the rows' losses, weighted. DDP averages over processes, as it does with TRL's loss."""
         temperature = self.config.temperature
@@ -214,7 +214,7 @@ class Antibody(SideTermDefense):
             found.append(self._refusals.after(prompt, ids[start], run.args.max_length))
         return found
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"lambda": self._lambda, **super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -145,7 +145,7 @@ class Lisa(Defense):
         square = space.dots([(apart, apart)])[0]
         self._row |= {"distance": math.sqrt(square), "proximal_loss": rho / 2 * square if active else 0.0}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"anchor": None if self._anchor is None else self._space().full(self._anchor)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

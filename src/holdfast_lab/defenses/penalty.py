@@ -97,7 +97,7 @@ class Penalty(SideTermDefense):
         """The term's value, and the chance constraint's figures on this batch."""
         return row_of_sets(self._rows) if self._rows else {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         moving = {name: moving.state_dict() for name, moving in self._moving.items()}
         return {"constraints": moving, **super().state_dict()}
 

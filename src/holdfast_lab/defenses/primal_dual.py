@@ -38,7 +38,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.constraint.event import Event
 from holdfast.core.errors import ConfigError
@@ -146,7 +146,7 @@ class PrimalDual(SideTermDefense):
         return loss if self._added is None else loss - self._added.to(loss)
 
     @two_pass_only
-    def extra_loss(self, run: TrainingRun, model: Any, inputs: Inputs) -> Tensor | None:
+    def extra_loss(self, run: TrainingRun, model: nn.Module, inputs: Inputs) -> Tensor | None:
         """`mu c` of this process's safety rows, once per optimizer step; data parallelism averages over processes."""
         if not (self._one_backward(run) and run.progress.last_micro_batch):
             return None
@@ -206,7 +206,7 @@ class PrimalDual(SideTermDefense):
         rows = {name: dual.row and {**dual.row, "event": dual.event} for name, dual in self._duals.items()}
         return row_of_sets(rows)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         duals = {name: {"mu": dual.mu, **dual.moving.state_dict()} for name, dual in self._duals.items()}
         return {"duals": duals, **super().state_dict()}
 

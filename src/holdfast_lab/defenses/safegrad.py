@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded
@@ -54,7 +54,7 @@ def kl_everywhere(rows: Sequence[Encoded], reference: Callable[[], Any]) -> RowL
     """Terms of `sum of KL(pi_0 || pi_theta) over every position that predicts a token / number of reply tokens`."""
     total = scored_tokens(rows)
 
-    def loss(model: Any, batch: dict[str, Tensor], _: list[int]) -> Tensor:
+    def loss(model: nn.Module, batch: dict[str, Tensor], _: list[int]) -> Tensor:
         shown = batch["attention_mask"].bool()
         labels = batch["input_ids"].masked_fill(~shown, IGNORE)
         return completion_kl(model, {**batch, "labels": labels}, 1, reference).total / total

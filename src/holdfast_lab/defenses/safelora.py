@@ -37,13 +37,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from holdfast.core.errors import NumericalError
 from holdfast.core.files import write_json
+from holdfast.core.library_types import LanguageModel
 from holdfast.core.ranks import rank
 from holdfast.models.alignment_shift import Shift, starting_shift
 from holdfast.models.lora_layers import LoraLayer, lora_layers
@@ -125,7 +126,7 @@ def _ratio(after: float, before: float) -> float:
     return float((after / before) ** 0.5) if before > 0 else 1.0
 
 
-def safe_lora(model: Any, shift: Mapping[str, Shift], config: SafeLoRA.Config | None = None) -> Report:
+def safe_lora(model: LanguageModel, shift: Mapping[str, Shift], config: SafeLoRA.Config | None = None) -> Report:
     """Apply SafeLoRA to any PEFT model with one plain LoRA adapter, in place; no training and no data.
 
     Args:

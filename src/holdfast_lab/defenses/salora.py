@@ -51,6 +51,7 @@ from datasets import Dataset
 from torch import Tensor, nn
 
 from holdfast.core.errors import ConfigError
+from holdfast.core.library_types import LanguageModel
 from holdfast.core.ranks import gather_objects, rank, world
 from holdfast.core.seeding import generator
 from holdfast.data.encode import IGNORE, Encoded
@@ -103,7 +104,9 @@ def reply_moments(run: TrainingRun, layers: Sequence[LoraLayer], rows: Sequence[
     return moments
 
 
-def double_rank(model: Any, layers: Sequence[LoraLayer], factors: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+def double_rank(
+    model: LanguageModel, layers: Sequence[LoraLayer], factors: Mapping[str, tuple[Tensor, Tensor]]
+) -> None:
     """Exchange every layer's A and B for `factors` of twice the rank; PEFT's settings follow.
 
     The parameters are new objects: an optimizer made before does not hold them. What PEFT saves afterwards is an
@@ -248,7 +251,7 @@ class Salora(Defense):
             layer.B[:, r:] = b_0
             layer.B[:, :r] = outside(self._directions[layer.name], layer.B[:, :r])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The safety directions: the same calibration elsewhere would find them only to rounding."""
         return {"directions": self._directions}
 

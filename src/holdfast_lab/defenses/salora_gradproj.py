@@ -32,6 +32,7 @@ from torch import Tensor
 
 from holdfast.constraint.gradients import Vector
 from holdfast.core.errors import NumericalError
+from holdfast.core.library_types import LanguageModel
 from holdfast.core.ranks import world
 from holdfast.core.seeding import generator
 from holdfast.data.encode import Encoded
@@ -47,7 +48,7 @@ def safety_direction(run: TrainingRun, rows: Sequence[Encoded]) -> Vector:
     filled = [rows[i % len(rows)] for i in range(-(-len(rows) // world()) * world())]
     loss = token_mean_nll(rows)
 
-    def counted(model: Any, batch: dict[str, Tensor], positions: list[int]) -> Tensor:
+    def counted(model: LanguageModel, batch: dict[str, Tensor], positions: list[int]) -> Tensor:
         values = loss(model, batch, positions)
         return values * (torch.tensor(positions) < len(rows)).to(values)
 
@@ -112,7 +113,7 @@ class SaLoRAGradientProjection(Defense):
         # The component along u before the projection.
         self._row = {"along": along, "cosine": along / math.sqrt(square) if square else None}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         found = self._direction
         return {"direction": None if found is None else self._run.space().full(found)}
 

@@ -7,7 +7,6 @@ method) and t Student's 97.5 % quantile with n - 1 degrees of freedom.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from holdfast.core.errors import ConfigError, DataError, NumericalError, ResourceError
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.data.encode import MAX_LISTED, Encoded, collate, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example, as_chat, uniform
 from holdfast.data.templates import Template
@@ -24,8 +24,8 @@ from holdfast_lab.evaluation.harm import Metric
 
 
 def completion_loss(
-    model: Any, tokenizer: Any, examples: Sequence[Example], *, batch_size: int = 16, max_length: int | None = 512,
-    template: Template = "chat",
+    model: LanguageModel, tokenizer: Tokenizer, examples: Sequence[Example], *, batch_size: int = 16,
+    max_length: int | None = 512, template: Template = "chat",
 ) -> Metric:  # fmt: skip
     """Mean negative log-likelihood per completion token over the whole set, with a 95 % interval over examples.
 
@@ -63,7 +63,7 @@ def ratio(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Metric:
 
 
 @torch.no_grad()
-def _sums(model: Any, encoded: Sequence[Encoded], pad: int, batch_size: int) -> NDArray[np.float64]:
+def _sums(model: LanguageModel, encoded: Sequence[Encoded], pad: int, batch_size: int) -> NDArray[np.float64]:
     # The longest first: what does not fit in memory shows at the start.
     order = sorted(range(len(encoded)), key=lambda i: -len(encoded[i].input_ids))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.files import read_json, write_json
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.seeding import sample
 from holdfast.data.encode import MAX_LISTED, template_sha256
 from holdfast.data.examples import Example, completion_text, make_example, prompt_text
@@ -78,8 +79,8 @@ def held_out(examples: Sequence[Example], n: int, seed: int) -> list[Example]:
 
 
 def answer(
-    model: Any, tokenizer: Any, questions: Questions, decoding: Decoding, *, folder: Path, model_sha256: str,
-    template: Template = "chat", progress: Progress | None = None,
+    model: LanguageModel, tokenizer: Tokenizer, questions: Questions, decoding: Decoding, *, folder: Path,
+    model_sha256: str, template: Template = "chat", progress: Progress | None = None,
 ) -> dict[str, list[Reply]]:  # fmt: skip
     """Replies of a model to every question, from `folder` where they are there; those of other weights are refused.
 
@@ -167,7 +168,12 @@ def score(questions: Questions, replies: Replies, judgements: Sequence[Judgement
 
 
 def task_loss(
-    model: Any, tokenizer: Any, questions: Questions, *, max_length: int | None, template: Template = "chat"
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    questions: Questions,
+    *,
+    max_length: int | None,
+    template: Template = "chat",
 ) -> dict[str, Metric]:
     """Mean loss per token of the held-out targets: a utility that a model too small for the task still has."""
     if not (examples := questions.task_examples):

@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +59,7 @@ class Metric:
         rate = Rate(hits, n)
         return cls(rate.value, *rate.interval, n)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         return asdict(self)
 
 
@@ -129,6 +129,6 @@ def _share(flags: Flags) -> Metric:
     return Metric.share(int(flags.sum()), len(flags))
 
 
-def _require_some(items: Sequence[Any]) -> None:
+def _require_some(items: Sequence[object]) -> None:
     if not items:
         raise DataError("there are no replies to score, expected at least one", remedy="generate replies first")

@@ -5,7 +5,6 @@ z: logits, y: labels (1 = unsafe). h = max_c sigmoid(z_c) ranks as max_c z_c, so
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -85,9 +84,9 @@ def fit_temperature(logit: ArrayLike, positive: ArrayLike) -> float:
 
 
 def judge_figures(
-    logits: NDArray[np.floating[Any]], unsafe: Sequence[bool], categories: Sequence[Mapping[str, bool] | None],
+    logits: NDArray[np.floating], unsafe: Sequence[bool], categories: Sequence[Mapping[str, bool] | None],
     names: Sequence[str], *, temperature: float,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, object]:  # fmt: skip
     """Everything that is reported of a judge on labelled rows, as JSON values; `logits` are rows x names.
 
     Rows whose categories are None, of which only the flag is known, are left out of the figures by category.
@@ -98,7 +97,7 @@ def judge_figures(
     low, high = auroc_interval(worst, labels) or (None, None)
     known = [row for row, labelled in enumerate(categories) if labelled is not None]
 
-    def of_category(column: int, name: str) -> dict[str, Any]:
+    def of_category(column: int, name: str) -> dict[str, object]:
         held = np.array([bool((categories[row] or {}).get(name)) for row in known], dtype=bool)
         figures = {"auroc": auroc, "average_precision": average_precision}
         found = {key: figure(z[known, column], held) if known else None for key, figure in figures.items()}

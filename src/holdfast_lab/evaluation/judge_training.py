@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from holdfast.core.errors import ConfigError, DataError, NumericalError, ResourceError, UnsupportedError
 from holdfast.core.hashing import sha256_json
+from holdfast.core.library_types import Tokenizer
 from holdfast.core.seeding import derive_seed, generator, sample
 from holdfast.data.examples import normalise
 from holdfast.judging.judges.classifier import Opened, encode, score
@@ -159,7 +160,7 @@ def _parted(pairs: Sequence[LabelledPair], share: float, seed: int) -> tuple[lis
     return train, validation
 
 
-def _described(pairs: Sequence[LabelledPair]) -> dict[str, Any]:
+def _described(pairs: Sequence[LabelledPair]) -> dict[str, object]:
     rows = sorted(sha256_json([pair.prompt, pair.reply, pair.unsafe]) for pair in pairs)
     return {
         "rows": len(pairs), "unsafe": sum(pair.unsafe for pair in pairs),
@@ -179,7 +180,7 @@ class Batches:
     truncated: int
 
 
-def prepare(tokenizer: Any, pairs: Sequence[LabelledPair], names: Sequence[str], max_length: int) -> Batches:
+def prepare(tokenizer: Tokenizer, pairs: Sequence[LabelledPair], names: Sequence[str], max_length: int) -> Batches:
     texts = encode(tokenizer, [pair.prompt for pair in pairs], [pair.reply for pair in pairs], max_length=max_length)
     targets = torch.tensor([[float((pair.categories or {}).get(name, False)) for name in names] for pair in pairs])
     flag_only = torch.tensor([pair.categories is None for pair in pairs])
@@ -254,7 +255,7 @@ def fit(
     return history
 
 
-def finite_logits(opened: Opened, part: Batches) -> NDArray[Any]:
+def finite_logits(opened: Opened, part: Batches) -> NDArray[np.floating]:
     """z of every row and category."""
     logits = score(opened, part.rows)
     if not np.isfinite(logits).all():

@@ -28,6 +28,7 @@ from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.file_lock import locked
 from holdfast.core.files import read_json, write_json, write_text
 from holdfast.core.hashing import sha256_file, sha256_json, sha256_text
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.data.examples import prompt_text
 from holdfast.data.tasks import TASKS, poison_count
@@ -67,14 +68,14 @@ def _roles(protocol: Protocol) -> Roles:
     return draw_roles(RoleSettings(**protocol.roles.model_dump()))
 
 
-def _opened(protocol: Protocol, ref: str | Path, revision: str | None = None) -> tuple[Any, Any]:
+def _opened(protocol: Protocol, ref: str | Path, revision: str | None = None) -> tuple[LanguageModel, Tokenizer]:
     """Model and tokenizer, which renders prompts as in training."""
     model, tokenizer = load_unmerged(ref, revision=revision, dtype=protocol.dtype)
     use_template(tokenizer, protocol.template)
     return model, tokenizer
 
 
-def keep_replies(protocol: Protocol, adapter: Path, alignment: Path) -> dict[str, Any]:
+def keep_replies(protocol: Protocol, adapter: Path, alignment: Path) -> dict[str, object]:
     """Ask the aligned model, keep its refusals that came to an end within 128 tokens, and say how many there are."""
     asked, how = _roles(protocol).asked, protocol.evaluation
     decoding = evaluation.Decoding(harm_tokens=TOKENS, engine=how.engine, batch_size=how.batch_size)
@@ -187,7 +188,7 @@ class _Cell:
         """The aligned model's own replies, where they are what is kept."""
         return None if self.aligned is None or self.protocol.keep != "replies" else kept_file(self.aligned)
 
-    def provenance(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, object]:
         """With how steps were computed (`two_pass`, `fused` or `fused, recorded`), and why not fused."""
         result, task = believed_result(self.folder / RUN) or {}, self.cell["task"]
         return {

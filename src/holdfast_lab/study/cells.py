@@ -94,7 +94,7 @@ class Cell:
         values["defense"]["filter"] = {}  # a block of its own once: cells without one keep their ids
         return parts, values
 
-    def names(self) -> dict[str, Any]:
+    def names(self) -> dict[str, object]:
         """The fields of a result that tell cells of equal work apart."""
         return {"cell": self.id, "label": self.defense.label, "setting": self.defense.setting}
 
@@ -105,7 +105,7 @@ def reference_cell(model: Model, task: str, align: str) -> Cell:
     return Cell(kind, model, task, Defense(kind, kind), align)
 
 
-def _id(names: list[str], hashed: Mapping[str, Any]) -> str:
+def _id(names: list[str], hashed: Mapping[str, object]) -> str:
     slugs = (re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.")[:48] or "x" for name in names)
     return f"{'.'.join(slugs)}-{sha256_json(same_numbers(hashed))[:HEX]}"
 

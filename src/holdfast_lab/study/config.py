@@ -67,7 +67,7 @@ class DefenseEntry(Block):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather_options(cls, entry: Any) -> Any:
+    def _gather_options(cls, entry: object) -> object:
         """Options that stand beside a defense's name, as in a run file, move under `options`."""
         if not isinstance(entry, Mapping) or set(entry) <= set(cls.model_fields):
             return entry
@@ -82,7 +82,7 @@ class DefenseEntry(Block):
         return {**{key: entry[key] for key in entry if key not in own}, "options": {**beside, **written}}
 
 
-def _named(key: str, value: Any) -> Any:
+def _named(key: str, value: object) -> object:
     """A list in which a plain name stands for a block with that `key`."""
     if not isinstance(value, list):
         return value

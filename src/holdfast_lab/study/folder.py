@@ -97,7 +97,7 @@ class StudyFolder:
         for file in self.error_files(node):
             file.unlink(missing_ok=True)
 
-    def write_node(self, node: Node, *, call: str, protocol: Mapping[str, Any]) -> Path:
+    def write_node(self, node: Node, *, call: str, protocol: Mapping[str, object]) -> Path:
         """Write what a worker needs to know, and return the file."""
         alignment = node.alignment
         if node.is_alignment and alignment is not None:
@@ -113,13 +113,15 @@ class StudyFolder:
         })  # fmt: skip
         return file
 
-    def write_record(self, study: Mapping[str, Any], protocol: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    def write_record(
+        self, study: Mapping[str, object], protocol: Mapping[str, object], states: Mapping[str, object]
+    ) -> None:
         digest = sha256_json(same_numbers(protocol))
         value = {"version": VERSION, "study": study, "protocol": protocol, "protocol_sha256": digest, **states}
         write_json(self.record, value)
 
 
-def differences(before: Any, after: Any, key: str = "") -> list[str]:
+def differences(before: object, after: object, key: str = "") -> list[str]:
     """Dotted keys at which two JSON values differ; 10 and 10.0 are equal."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         keys = sorted({*before, *after})

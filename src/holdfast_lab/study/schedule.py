@@ -203,7 +203,7 @@ class _Schedule:
             if node.needs is not None and self._state[node.needs] == "failed":
                 self._state[node.id] = "blocked"
 
-    def _move(self, node: Node, state: str, event: str, **more: Any) -> None:
+    def _move(self, node: Node, state: str, event: str, **more: object) -> None:
         self._state[node.id] = state
         kind = "align" if node.is_alignment else "cell"
         self._events.append({"time": round(time.time(), 3), "event": event, "kind": kind, "node": node.id, **more})

@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
 from holdfast.core.errors import HoldfastError, ResourceError
 from holdfast.core.file_lock import locked
@@ -25,7 +24,7 @@ from holdfast_lab.study.folder import LOG, OUTCOME
 INTERRUPTED = 130
 
 
-def of_exception(error: BaseException, log: Path) -> dict[str, Any]:
+def of_exception(error: BaseException, log: Path) -> dict[str, object]:
     """The record of an exception in a worker; messages of other libraries stay in the log, which is private."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         error = ResourceError("no space left on the disk", remedy="free disk space, then --retry-failed")
@@ -38,7 +37,7 @@ def of_exception(error: BaseException, log: Path) -> dict[str, Any]:
     return {"error": type(error).__name__, "what": what, "remedy": remedy, "exit_code": code}
 
 
-def of_exit(code: int, log: Path) -> dict[str, Any]:
+def of_exit(code: int, log: Path) -> dict[str, object]:
     """The record of a worker that ended without saying why; `code` is negative for a signal."""
     if -code == signal.SIGKILL:
         what, remedy = "its process was killed, most likely for want of memory", "lower `workers`, then --retry-failed"

@@ -3,14 +3,20 @@
 A defense looks the same in every figure, also to the colour-blind and in grey.
 """
 
+from __future__ import annotations
+
 import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast_lab.tables.lines import Line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK, MUTED, GRID = "#1f2933", "#616e7c", "#e4e7eb"
 # Okabe and Ito's colours less yellow, which white paper swallows, then four of Tol's.
@@ -103,14 +109,14 @@ def plotted(figure: Any) -> str:
     return json.dumps(panels)
 
 
-def _finish(ax: Any, heading: str, inner: bool) -> None:
+def _finish(ax: Axes, heading: str, inner: bool) -> None:
     ax.set_title(heading, loc="left", fontsize=10)
     ax.spines[["top", "right"]].set_visible(False)
     if inner:
         ax.set_ylabel("")
 
 
-def _legend(figure: Any, styles: Looks, columns: int, aligned: bool) -> None:
+def _legend(figure: Figure, styles: Looks, columns: int, aligned: bool) -> None:
     from matplotlib.lines import Line2D
 
     handles = []
@@ -123,7 +129,7 @@ def _legend(figure: Any, styles: Looks, columns: int, aligned: bool) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, handletextpad=0.4)
 
 
-def _bytes(figure: Any, form: str, metadata: dict[str, str | None]) -> bytes:
+def _bytes(figure: Figure, form: str, metadata: dict[str, str | None]) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format=form, dpi=150, metadata=metadata)
     return out.getvalue()

@@ -1,9 +1,11 @@
 """Figures from results: harm against utility, harm against the poison ratio, quantile curves; a panel per task."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast_lab.tables import lines
 from holdfast_lab.tables.canvas import DASHES, MUTED, Looks, Picture, Window, draw, looks
@@ -11,11 +13,14 @@ from holdfast_lab.tables.lines import ACCURACY, QUANTILES, Line, lines_of
 from holdfast_lab.tables.results import Result, require_one_protocol
 from holdfast_lab.tables.table import Cell, pooled
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 Panel = Callable[[Any, "Points", Looks], None]
 Close = Callable[["Points", Looks], "Window | None"]
 Span = tuple[float, float]
 CROWD = 3  # rows that cannot be distinguished from ours by eye before they are shown larger
-_DASHED = {"color": MUTED, "linestyle": DASHES, "linewidth": 1.2, "zorder": 1}
+_DASHED: dict[str, Any] = {"color": MUTED, "linestyle": DASHES, "linewidth": 1.2, "zorder": 1}
 _OURS = {"markersize": 6.0, "linewidth": 2.2, "zorder": 3.5}
 _OTHERS = {"markersize": 4.0, "linewidth": 1.1}
 _BAR: dict[str, Any] = {
@@ -97,7 +102,7 @@ def _figure(
     return [draw(lines.slug(name, model), title, panels, shown, panel, close)]
 
 
-def _harm_utility(ax: Any, points: Points, looks: Looks) -> None:
+def _harm_utility(ax: Axes, points: Points, looks: Looks) -> None:
     from matplotlib.colors import to_rgba
 
     ax.set_xlabel(
@@ -145,7 +150,7 @@ def _near_aligned(points: Points, looks: Looks) -> Window | None:
     return _framed([(p, p) for p in points.ratios]), _framed([(aligned, aligned), *chain(*low)])
 
 
-def _harm_poison(ax: Any, points: Points, looks: Looks) -> None:
+def _harm_poison(ax: Axes, points: Points, looks: Looks) -> None:
     from matplotlib.transforms import ScaledTranslation
 
     ax.set_xlabel("poison ratio p")
@@ -166,7 +171,7 @@ def _harm_poison(ax: Any, points: Points, looks: Looks) -> None:
         ax.axhline(value, **_DASHED)
 
 
-def _quantiles(ax: Any, points: Points, looks: Looks) -> None:
+def _quantiles(ax: Axes, points: Points, looks: Looks) -> None:
     import numpy as np
 
     ax.set_xlabel("K (percentile of prompts, evenly spaced)")

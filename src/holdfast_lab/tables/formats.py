@@ -248,7 +248,7 @@ PUBLISHED = ("paper_mean", "paper_std")
 ANY = "any"  # the references do not depend on the poison ratio
 
 
-def records(table: Table) -> list[dict[str, Any]]:
+def records(table: Table) -> list[dict[str, object]]:
     """One record a figure, missing ones with mean None; a reference that stands under several ratios comes once."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for section, row, cell in ((s, r, cell) for s in table.sections for r in s.rows for cell in r.cells):

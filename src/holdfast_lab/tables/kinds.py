@@ -25,17 +25,17 @@ OTHER = ""  # the section of settings that are not one name=value
 def main(results: Sequence[Result]) -> list[Table]:
     """Models x defenses x tasks at one ratio; every model has a section with the rows of all: gaps are seen."""
     every, notes = lines.without_elsewhere(lines.plain(lines.measured(results)))
-    found, ratio = _attacked(every)
+    attacked, ratio = _attacked(every)
     title = "Harm and utility" + (f" at poison ratio p = {ratio:g}" if ratio is not None else "")
-    return [_over_tasks("main", title, found, lines_of(found), ratio, "main", notes=notes)] if found else []
+    return [_over_tasks("main", title, attacked, lines_of(attacked), ratio, "main", notes=notes)] if attacked else []
 
 
 def poison_sweep(results: Sequence[Result]) -> list[Table]:
     """A table per model and task that was run at another ratio than the main table's: harm and utility at each."""
-    found, notes = lines.without_elsewhere(lines.plain(lines.measured(results)))
-    in_main = lines.attack_ratio(found)
+    measured, notes = lines.without_elsewhere(lines.plain(lines.measured(results)))
+    in_main = lines.attack_ratio(measured)
     tables = []
-    for model, task, group in lines.by_model_and_task(found):
+    for model, task, group in lines.by_model_and_task(measured):
         ratios = sorted({result.poison_ratio for result in group if result.poison_ratio is not None})
         if set(ratios) - {in_main}:
             columns = [column for p in ratios for column in _columns(SHORT, model, f"p = {p:g}", task, p)]
@@ -47,20 +47,20 @@ def poison_sweep(results: Sequence[Result]) -> list[Table]:
 def quantiles(results: Sequence[Result]) -> list[Table]:
     """A table per model and task whose judge gave probabilities: HS and percentiles of the per-prompt harm."""
     every, notes = lines.without_elsewhere(lines.plain(lines.measured(results)))
-    found, ratio = _attacked(every)
+    attacked, ratio = _attacked(every)
     columns = _columns(("HS", *(f"HS_q{k}" for k in QUANTILES), "FA"))
     return [
         _of_task("quantiles", "Quantiles of harm", group, columns, ratio, notes)
-        for _, _, group in lines.by_model_and_task(found)
+        for _, _, group in lines.by_model_and_task(attacked)
         if any(name.startswith("HS_q") for result in group for name in result.metrics)
     ]
 
 
 def details(results: Sequence[Result]) -> list[Table]:
     """A table per model and task at the attack's ratio, with every metric that some row has; not one of the paper's."""
-    found, ratio = _attacked(lines.measured(results))
+    attacked, ratio = _attacked(lines.measured(results))
     tables = []
-    for model, _, group in lines.by_model_and_task(found):
+    for model, _, group in lines.by_model_and_task(attacked):
         there = {name for result in group for name in result.metrics}
         columns = [column for column in _columns(DETAILS, model) if column.metric in there]
         tables.append(_of_task("details", "Details", group, columns, ratio))
@@ -69,19 +69,19 @@ def details(results: Sequence[Result]) -> list[Table]:
 
 def profiling(results: Sequence[Result]) -> list[Table]:
     """What a training step costs, a section per model and task; nothing is marked: cost is not what is compared."""
-    found = [result for result in results if "step_ms" in result.metrics]
-    blocks = [Block(lines.place_title(m, t), m, lines_of(group), t) for m, t, group in lines.by_model_and_task(found)]
+    timed = [result for result in results if "step_ms" in result.metrics]
+    blocks = [Block(lines.place_title(m, t), m, lines_of(group), t) for m, t, group in lines.by_model_and_task(timed)]
     columns, title = _columns(("step_ms", "p90_ms", "gpu_mb", "samples_per_s", "x_sft")), "Cost of a training step"
-    return [fill("profiling", "profiling", title, columns, blocks, found, marks=False)] if found else []
+    return [fill("profiling", "profiling", title, columns, blocks, timed, marks=False)] if timed else []
 
 
 def primal_dual(results: Sequence[Result]) -> list[Table]:
     """Holdfast against the primal-dual method, per model; sections are tasks, and only the best is marked."""
     both = [result for result in lines.plain(lines.measured(results)) if result.defense in ("holdfast", "primal_dual")]
-    found, ratio = _attacked(both, by=lambda result: result.defense == "primal_dual")
+    attacked, ratio = _attacked(both, by=lambda result: result.defense == "primal_dual")
     tables = []
-    for model in lines.ordered_models(result.model for result in found if result.defense == "primal_dual"):
-        group = [result for result in found if result.model == model]
+    for model in lines.ordered_models(result.model for result in attacked if result.defense == "primal_dual"):
+        group = [result for result in attacked if result.model == model]
         tasks = lines.ordered_tasks(result.task for result in group if result.defense == "primal_dual")
         title = f"Barrier filter and primal-dual method, {model} at p = {ratio:g}"
         blocks = [Block(lines.task_title(task), model, lines_of(group), task, ratio, same_seeds=True) for task in tasks]
@@ -96,30 +96,30 @@ def antibody(results: Sequence[Result]) -> list[Table]:
     A table per alignment defense that others were started from, and one for Antibody wherever it was run. The aligned
     models are floors and plain SFT is the attack: neither takes part in the marks.
     """
-    found = [result for result in lines.measured(results) if not result.setting and result.defense != "base"]
-    composed = {r.align for r in found if r.align not in (PLAIN, r.defense) and not r.is_reference}
+    measured = [result for result in lines.measured(results) if not result.setting and result.defense != "base"]
+    composed = {r.align for r in measured if r.align not in (PLAIN, r.defense) and not r.is_reference}
     tables = []
-    for aligner in sorted(composed | {"antibody"} & {result.defense for result in found}):
-        started = {r.defense for r in found if r.align == aligner and not r.is_reference}
-        group = [r for r in found if r.align in (PLAIN, aligner) and r.defense in {BEFORE, PLAIN, aligner, *started}]
+    for aligner in sorted(composed | {"antibody"} & {result.defense for result in measured}):
+        started = {r.defense for r in measured if r.align == aligner and not r.is_reference}
+        group = [r for r in measured if r.align in (PLAIN, aligner) and r.defense in {BEFORE, PLAIN, aligner, *started}]
         if any(r.align == aligner for r in group):  # its fine-tuning part alone is composed with nothing
             tables.append(_composition(aligner, group))
     return tables
 
 
 def _composition(aligner: str, group: list[Result]) -> Table:
-    found, ratio = _attacked(group, by=lambda result: result.align == aligner)
+    attacked, ratio = _attacked(group, by=lambda result: result.align == aligner)
     order = {BEFORE: 0, PLAIN: 1, aligner: 2}
     rows = [
         line  # what was run on both alignments says so
         if line.is_reference or line.defense in (PLAIN, aligner) or line.align != PLAIN
         else replace(line, shown=f"{line.title} on SFT-aligned")
-        for line in lines_of(found)
+        for line in lines_of(attacked)
     ]
     rows.sort(key=lambda line: order.get(line.defense, 3))
     title = f"Composition with {lines.defense_title(aligner)}" + (f" at p = {ratio:g}" if ratio is not None else "")
     file, floors = lines.slug("antibody", *({aligner} - {"antibody"})), frozenset({PLAIN})
-    return _over_tasks("antibody", title, found, rows, ratio, file, head="Method", second=False, without=floors)
+    return _over_tasks("antibody", title, attacked, rows, ratio, file, head="Method", second=False, without=floors)
 
 
 def sensitivity(results: Sequence[Result]) -> list[Table]:
@@ -129,10 +129,10 @@ def sensitivity(results: Sequence[Result]) -> list[Table]:
     called `default`, unless a row has its very metrics and so is the default under the name of its value.
     A section is compared on the seeds that all its rows have.
     """
-    found = [result for result in lines.measured(results) if not result.is_reference]
-    swept = [result for result in found if result.setting]
+    measured = [result for result in lines.measured(results) if not result.is_reference]
+    swept = [result for result in measured if result.setting]
     ratio = lines.attack_ratio(swept)
-    defaults = [result for result in lines.at_ratio(found, ratio) if not result.setting]
+    defaults = [result for result in lines.at_ratio(measured, ratio) if not result.setting]
     tables = []
     for model, task, group in lines.by_model_and_task(lines.at_ratio(swept, ratio)):
         for family in dict.fromkeys(_family(line) for line in lines_of(group)):

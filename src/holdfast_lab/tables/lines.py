@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from holdfast_lab.tables.results import REFERENCES, Result
 
@@ -154,7 +154,7 @@ class Line:
 def lines_of(results: Iterable[Result]) -> list[Line]:
     """The rows of some results: references, then the paper's order, then others; own labels after the plain one."""
 
-    def order(line: Line) -> tuple[Any, ...]:
+    def order(line: Line) -> tuple[object, ...]:
         """A total order: what is left to a set's own order changes from one process to the next."""
         alignment = (line.align != "sft", _place(line.align, DEFENSES), line.align)
         own = (line.label != line.defense, line.label, line.setting)

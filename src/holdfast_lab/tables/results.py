@@ -106,7 +106,7 @@ def require_one_protocol(results: Sequence[Result], table: str) -> None:
         )
 
 
-def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
+def differences(before: object, after: object, path: str = "") -> Iterator[str]:
     """Fields in which two protocols differ, as `path: value / value`, in sorted order."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in sorted({*before, *after}, key=str):
@@ -120,12 +120,12 @@ def differences(before: Any, after: Any, path: str = "") -> Iterator[str]:
         yield f"{path}: {_short(before)} / {_short(after)}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def parse_result(value: Any, path: Path) -> Result:
+def parse_result(value: object, path: Path) -> Result:
     """One result from its JSON; unknown fields are left alone, missing or mistyped ones are refused by name."""
     if not isinstance(value, dict) or "version" not in value:
         raise DataError(f"{path} is not a result of a study: no field 'version'", remedy=REMEDY)
@@ -163,7 +163,7 @@ def parse_result(value: Any, path: Path) -> Result:
     )
 
 
-def _measured(name: str, value: Any, path: Path) -> Measured:
+def _measured(name: str, value: object, path: Path) -> Measured:
     parts = value if isinstance(value, dict) else {}
     for key in ("low", "high", "value"):
         if not _is_number(parts.get(key)) and (key == "value" or parts.get(key) is not None):

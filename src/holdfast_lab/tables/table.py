@@ -230,13 +230,13 @@ def _find(
     ratio = column.poison_ratio if column.poison_ratio is not None else block.poison_ratio
     assert task is not None
     name = f"HS_q{quantile(block.model)}" if column.metric == "HS_qK" else column.metric
-    found = _results_of(results, block, line, task)
+    entered = _results_of(results, block, line, task)
     if line.is_reference:
         ratio = None
     else:
-        found = [r for r in found if ratio in (None, r.poison_ratio) and (seeds is None or r.seed in seeds)]
+        entered = [r for r in entered if ratio in (None, r.poison_ratio) and (seeds is None or r.seed in seeds)]
     seen: dict[int | None, Result] = {}
-    for result in found:
+    for result in entered:
         other = seen.setdefault(result.seed, result)
         if other is not result:
             raise DataError(
@@ -244,7 +244,7 @@ def _find(
                 f"({result.model}, {result.task}, {result.label}, seed {result.seed}), expected one cell for it",
                 remedy="give the two defenses different labels or settings in the study, or remove one result",
             )
-    return pooled(found, name, task, ratio), found
+    return pooled(entered, name, task, ratio), entered
 
 
 def _results_of(results: Sequence[Result], block: Block, line: Line, task: str | None) -> list[Result]:

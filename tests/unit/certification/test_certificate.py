@@ -52,26 +52,24 @@ def test_the_verdict_follows_the_level():
 
 
 def test_statements():
-    assert certify_counts(3, 200).statement() == (
+    assert certify_counts(3, 200).statement == (
         "With 95 % confidence, at most 5 % of prompts from this source, drawn one by one as its user asserts, regress "
         "(3 of 200 did; upper bound 3.84 %)."
     )
-    assert certify_counts(13, 200).statement("degrade by more than 0.1 nats") == (
+    assert certify_counts(13, 200).sentence("degrade by more than 0.1 nats") == (
         "Not certified: that at most 5 % of prompts from this source, drawn one by one as its user asserts, "
         "degrade by more than 0.1 nats is not shown "
         "(13 of 200 did; upper bound 10.2 %)."
     )
-    assert (
-        certify_counts(0, 100, openings=2).statement().startswith("With 95 % confidence over 2 openings, at most 5 %")
-    )
-    assert certify_counts(1, 60, pool=100).statement() == (
+    assert certify_counts(0, 100, openings=2).statement.startswith("With 95 % confidence over 2 openings, at most 5 %")
+    assert certify_counts(1, 60, pool=100).statement == (
         "With 95 % confidence, at most 5 % of the 100 listed prompts regress "
         "(1 of 60 drawn from the list at random did; upper bound 5 %)."
     )
-    assert certify_counts(1, 20, pool=20).statement() == (
+    assert certify_counts(1, 20, pool=20).statement == (
         "At most 5 % of the 20 listed prompts regress: all were measured, 1 of 20 did."
     )
-    assert certify_counts(2, 20, pool=20).statement() == (
+    assert certify_counts(2, 20, pool=20).statement == (
         "More than 5 % of the 20 listed prompts regress: all were measured, 2 of 20 did."
     )
 
@@ -79,7 +77,7 @@ def test_statements():
 def test_a_printed_bound_is_never_below_the_bound():
     found = certify_counts(5, 200)  # 5.18 %
     near = dataclasses.replace(found, upper_bound=0.0500001)
-    assert "upper bound 5.01 %" in near.statement()
+    assert "upper bound 5.01 %" in near.statement
 
 
 def test_a_list_is_certified_by_its_own_test():
@@ -107,7 +105,7 @@ def test_a_certificate_is_json_and_frozen():
         "openings": 1,
         "pool": None,
         "certified": True,
-        "statement": found.statement(),
+        "statement": found.statement,
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.p_value = 0.0  # type: ignore[misc]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
@@ -69,8 +70,9 @@ def test_outcomes_must_be_truth_values_of_the_same_prompts():
         compare_prompts([True, False], [True, False, True])
     with pytest.raises(DataError, match="A: outcomes of shape"):
         compare_prompts([], [])
+    numbers: Any = [0.0, math.nan]
     with pytest.raises(DataError, match=r"B: outcomes .* float64"):
-        compare_prompts([True, False], [0.0, math.nan])
+        compare_prompts([True, False], numbers)
 
 
 def test_two_runs_without_a_violation_are_not_shown_equal_for_sure():

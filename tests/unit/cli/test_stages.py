@@ -459,7 +459,7 @@ def test_a_run_killed_while_it_wrote_its_settings_can_be_started_again(tmp_path)
     leftover = folder.path / ".config.yaml.0123.tmp"
     leftover.write_text("model: ")
     folder.require_free({}, resume=True)
-    assert not leftover.exists()
+    assert leftover.exists(), "`check` asks the same and changes nothing"
     (folder.path / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not empty"):
         folder.require_free({}, resume=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from scipy.stats import binomtest
@@ -39,7 +40,8 @@ def test_both_matches_and_truncation_are_counted():
 
 
 def test_the_headline_is_the_match_that_the_task_names():
-    found = utility(replace(SST2, metric="strict"), EXAMPLES, REPLIES)
+    sst2: Any = SST2  # a dataclass, which the protocol of tasks does not say
+    found = utility(replace(sst2, metric="strict"), EXAMPLES, REPLIES)
     assert found["FA"] == found["FA_strict"]
     assert found["FA"].value == 2 / 5
 

@@ -109,6 +109,17 @@ def test_an_adapted_layer_that_is_not_used_is_declined_before_the_first_step():
     assert "packed rows fail" in problem(model)
 
 
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_memory_that_runs_out_is_no_fault_of_the_model(error, monkeypatch):
+    def full(*_):
+        raise error
+
+    monkeypatch.setattr(probe._Probe, "problem", full)
+    assert problem(llama()) == "there is not enough memory to try packed rows"
+
+
 @pytest.mark.parametrize("make", [create_sliding_window_causal_mask, create_chunked_causal_mask])
 def test_a_window_that_only_the_mask_knows_is_found_by_a_row_that_leaves_it(monkeypatch, make):
     from transformers.models.llama import modeling_llama

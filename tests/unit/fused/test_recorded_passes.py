@@ -106,6 +106,7 @@ def test_leaves_that_moved_before_a_pass_too_large_to_record_make_recordings_ane
     [
         (RuntimeError("an operation that cannot be recorded\nsecond line"), "an operation that cannot be recorded"),
         (torch.OutOfMemoryError("CUDA out of memory"), "not enough memory for a recording"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory for a recording"),
     ],
 )
 @pytest.mark.parametrize("after", [0, 1, 2])

@@ -23,10 +23,9 @@ RECORD = CertificateRecord(
     strength=None, sequential=None, behaviour=None, models={"before": "a", "after": "b"},
     openings={"declared": 1, "this": 1, "ledger": "/data/x.openings.json", "claim": "c" * 64},
     bound={
-        **{f"{name}_sha256": name[0] * 64 for name in (
-            "data", "split", "table", "before", "after", "reference", "tokenizer", "template",
-        )},
-        "splits_sha256": None, "replies_sha256": None,
+        "data_sha256": "d" * 64, "split_sha256": "s" * 64, "table_sha256": "t" * 64, "before_sha256": "b" * 64,
+        "after_sha256": "a" * 64, "reference_sha256": "r" * 64, "tokenizer_sha256": "t" * 64,
+        "template_sha256": "t" * 64, "splits_sha256": None, "replies_sha256": None,
     },
     places={"before": "a", "after": "b", "prompts": "s.jsonl", "table": "certificate.parquet", "splits": None},
     leakage={"checked": False, "against": None, "prompts": 0},

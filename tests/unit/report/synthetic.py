@@ -22,6 +22,7 @@ from scipy.special import betaincinv
 
 from holdfast.certification.assessment import STRENGTHS
 from holdfast.certification.behaviour import BETWEEN, Claimed, Classes, assessed
+from holdfast.certification.blocks import Bound
 from holdfast.certification.terms import Rows, Terms, named_statement
 from holdfast.core.sealed_json import sealed
 from holdfast.data.examples import make_example
@@ -177,7 +178,7 @@ class Issued:
     table: Table
 
     @property
-    def bound(self) -> dict[str, Any]:
+    def bound(self) -> Bound:
         return self.record.bound
 
     def save(self, folder: Path) -> None:
@@ -298,11 +299,12 @@ def write_run(
     save_record(split_record(ids), folder)
     if audit:
         write_audit(folder, parts, ids, audit_values(parts, words, str(safety), judged=judged, mode="training"), words)
-    write_result(folder, {
+    values: Any = {
         "safety": {"safety": one}, "steps": steps, "seconds": 12.5, "config_sha256": settings_sha256(settings),
         "versions": {"torch": words.version}, "commit": "abc", "hardware": words.hardware, "trust_remote_code": False,
         "audit_sha256": {"safety": json.loads((folder / "audit.json").read_text())["sha256"]} if audit else {},
-    })  # fmt: skip
+    }  # fmt: skip
+    write_result(folder, values)
     if certified is not None:
         certified.save(folder)
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.report.synthetic import Words, certificate, write_run
@@ -27,7 +28,8 @@ def watched(folder: Path, figures: dict[str, Kept], **more) -> Path:
     """A finished run whose behaviour was watched."""
     run = write_run(folder / "run", certified=certificate(Words()))
     values = {key: value for key, value in read_result(run).items() if key != "sha256"}
-    write_result(run, {**values, "behaviour": {name: one.to_json() for name, one in figures.items()}, **more})
+    changed: Any = {**values, "behaviour": {name: one.to_json() for name, one in figures.items()}, **more}
+    write_result(run, changed)
     return run
 
 

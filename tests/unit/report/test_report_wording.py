@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -94,7 +95,7 @@ def test_a_divergence_is_neither_less_likely_nor_better_below_zero():
 
 def test_the_task_loss_is_that_of_the_first_and_last_tenth_of_the_steps():
     events = [{"loss": float(20 - i)} for i in range(20)]
-    odd = [{"loss": float("nan")}, {"loss": "2"}, {"loss": 10**400}, {"behaviour": {}}]
+    odd: list[dict[str, Any]] = [{"loss": float("nan")}, {"loss": "2"}, {"loss": 10**400}, {"behaviour": {}}]
     (words,) = task_loss([*events, *odd])
     assert words.startswith("19.5 at the start, 1.5 at the end (means of 2 steps; a target token's probability")
     assert "is then 22.3 %)" in words, "exp(-1.5)"

@@ -4,10 +4,12 @@ Axolotl hands the trainer tokens. Its own loader reads the files again, its own 
 the tokens tell which row became which: shuffling, filtering, deduplication and a validation split change nothing then.
 """
 
+from __future__ import annotations
+
 import hashlib
 from array import array
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from axolotl.prompt_strategies import load as load_strategy
 from axolotl.prompt_strategies.alpaca_w_system import InstructionWSystemPromptTokenizingStrategy
@@ -18,6 +20,11 @@ from axolotl.prompters import AlpacaPrompter
 from axolotl.utils.data.shared import datasets_with_name_generator, load_dataset_with_config
 
 from holdfast.core.errors import DataError, UnsupportedError
+from holdfast.core.library_types import Tokenizer
+
+if TYPE_CHECKING:
+    from axolotl.utils.dict import DictDefault
+    from datasets import Dataset
 
 Conversation = list[dict[str, str]]
 KNOWN = (
@@ -28,7 +35,7 @@ KNOWN = (
 """Strategies that know what is prompt and what is reply."""
 
 
-def conversations(cfg: Any, tokenizer: Any, dataset: Any) -> list[Conversation]:
+def conversations(cfg: DictDefault, tokenizer: Tokenizer, dataset: Dataset) -> list[Conversation]:
     """The conversation behind every row of Axolotl's training set.
 
     Raises:
@@ -59,7 +66,7 @@ def _key(row: Mapping[str, Any], length: int) -> bytes:
     return digest.digest()
 
 
-def _raw(config: Any, cfg: Any) -> Any:
+def _raw(config: Any, cfg: DictDefault) -> Any:
     """The rows of one data set, as Axolotl reads them; shards are left out, since only rows that are found count."""
     dataset = load_dataset_with_config(config, cfg.hf_use_auth_token, streaming=False)
     if not isinstance(dataset, dict):
@@ -67,7 +74,7 @@ def _raw(config: Any, cfg: Any) -> Any:
     return dataset[config.split if config.split in dataset else "train"]
 
 
-def _strategy(config: Any, cfg: Any, tokenizer: Any) -> Any:
+def _strategy(config: Any, cfg: DictDefault, tokenizer: Tokenizer) -> Any:
     """What tokenises the rows of one data set, where it knows what is prompt and what is reply."""
     kind = config.type
     if isinstance(kind, Mapping):
@@ -86,7 +93,7 @@ def _strategy(config: Any, cfg: Any, tokenizer: Any) -> Any:
     raise UnsupportedError(what, remedy=remedy)
 
 
-def _turns(strategy: Any, row: Mapping[str, Any]) -> Conversation:
+def _turns(strategy: Any, row: Mapping[str, object]) -> Conversation:
     """Role and content of every turn; of an instruction, with its input below it, a question and its reply."""
     if isinstance(strategy, ChatTemplateStrategy):
         return [_turn(turn) for turn in strategy.get_conversation_thread(row)]

@@ -4,6 +4,8 @@ Certificate and report are made by the `holdfast` command in a process of its ow
 of this one.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 import os
@@ -11,9 +13,9 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from axolotl.integrations.base import BasePlugin
 from axolotl.utils.dict import DictDefault
@@ -22,6 +24,7 @@ from transformers import AutoTokenizer
 
 from holdfast.core.adapter_card import ADAPTER_FILES, MODEL_FILES
 from holdfast.core.errors import ConfigError, InfeasibleError, ResourceError, UnsupportedError
+from holdfast.core.library_types import Tokenizer
 from holdfast.integrations.axolotl.conversations import conversations
 from holdfast.integrations.axolotl.run_setup import TASK, planned, write_task
 from holdfast.integrations.axolotl.settings import require_supported
@@ -29,11 +32,14 @@ from holdfast.models.content import ModelContent, content_of
 from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.runs.pipeline import RunResult, ask_theta_0, read_data
 from holdfast.runs.stages.prepare import row_counts
-from holdfast.runs.stages.result import measured_result
+from holdfast.runs.stages.result import Known, measured_result
 from holdfast.runs.stages.run_folder import RunFolder, whole_folder
 from holdfast.training.auto import without_conflicts
 from holdfast.training.fitting import release
 from holdfast.training.state_files import capture_rng, restore_rng
+
+if TYPE_CHECKING:
+    from holdfast.training.trainer import SafeSFTTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +52,11 @@ class HeldRun:
     trainer: Any
     plan: ResolvedRun
     before: ModelContent
-    known: dict[str, Any]
+    known: Known
     started: float
 
     @classmethod
-    def begin(cls, cfg: Any, trainer: Any) -> "HeldRun":
+    def begin(cls, cfg: DictDefault, trainer: SafeSFTTrainer) -> HeldRun:
         """Ask the model, drop conflicts and measure theta_0; the random state stays as Axolotl left it."""
         state = capture_rng()
         plan = planned(cfg, trainer.args)
@@ -78,9 +84,8 @@ class HeldRun:
         folder, adapter = RunFolder(self.plan.folder), self.plan.config.lora is not None
         with whole_folder(folder.adapter if adapter else folder.model) as staged:
             _take(Path(self.cfg.output_dir), staged, ADAPTER_FILES if adapter else MODEL_FILES)
-        known = self.known | {
-            "steps": int(self.trainer.state.global_step), "seconds": round(time.monotonic() - self.started, 3)
-        }  # fmt: skip
+        seconds = round(time.monotonic() - self.started, 3)
+        known = replace(self.known, steps=int(self.trainer.state.global_step), seconds=seconds)
         result = RunResult(folder.path, measured_result(self.plan, self.trainer, self.before, known))
         closed = any(one.split.certify for one in self.trainer.safety.values())
         self.trainer = None
@@ -92,7 +97,7 @@ class HeldRun:
         _require_held(result, certified)
 
 
-def _hold(cfg: Any, trainer: Any, plan: ResolvedRun) -> tuple[ModelContent, dict[str, Any]]:
+def _hold(cfg: DictDefault, trainer: SafeSFTTrainer, plan: ResolvedRun) -> tuple[ModelContent, Known]:
     config = plan.config
     data = read_data(config)
     before = content_of(config.model, revision=config.revision)
@@ -103,11 +108,11 @@ def _hold(cfg: Any, trainer: Any, plan: ResolvedRun) -> tuple[ModelContent, dict
     trainer.hold(data.safety, plan.constraints, plan.defense)
     if screening is not None and screening.monitor.any:
         trainer.watch_behaviour(screening.monitor, plan.behaviour_limits, every=config.monitor.every)
-    known: dict[str, Any] = {"trust_remote_code": False, "data": row_counts(data)}
-    return before, known | ({} if screening is None else {"screening": screening.figures()})
+    figures = None if screening is None else screening.figures()
+    return before, Known(0, 0.0, trust_remote_code=False, data=row_counts(data), screening=figures)
 
 
-def _count_steps(cfg: Any, trainer: Any) -> None:
+def _count_steps(cfg: DictDefault, trainer: SafeSFTTrainer) -> None:
     """The number of steps and of warm-up steps of the rows that are left, as Axolotl counts them."""
     if cfg.max_steps:
         return
@@ -120,7 +125,7 @@ def _count_steps(cfg: Any, trainer: Any) -> None:
         trainer.args.warmup_steps = 2 if steps == 1 else steps
 
 
-def _require_own_template(cfg: Any, tokenizer: Any) -> None:
+def _require_own_template(cfg: DictDefault, tokenizer: Tokenizer) -> None:
     """Refuse another chat template than the model's own, in which it refuses."""
     own = AutoTokenizer.from_pretrained(str(cfg.base_model), revision=cfg.revision_of_model)
     if not own.chat_template:
@@ -131,7 +136,7 @@ def _require_own_template(cfg: Any, tokenizer: Any) -> None:
         raise UnsupportedError(what, remedy="set chat_template: tokenizer_default")
 
 
-def _require_free(folder: RunFolder, plan: ResolvedRun, cfg: Any) -> None:
+def _require_free(folder: RunFolder, plan: ResolvedRun, cfg: DictDefault) -> None:
     resume = bool(cfg.resume_from_checkpoint or cfg.auto_resume_from_checkpoints)
     try:
         folder.require_free(plan.values, resume=resume)
@@ -190,20 +195,20 @@ class HoldfastPlugin(BasePlugin):
     def get_input_args(self) -> str:
         return "holdfast.integrations.axolotl.settings.HoldfastArgs"
 
-    def load_datasets(self, cfg: Any, preprocess: bool = False) -> None:
+    def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> None:
         """Loads nothing: Axolotl does. It is the first call that only training makes, with checked settings."""
         if not preprocess:
             require_supported(cfg)
 
-    def get_trainer_cls(self, cfg: Any) -> type[Any]:
+    def get_trainer_cls(self, cfg: DictDefault) -> type[Any]:
         from holdfast.integrations.axolotl.trainer import SafeAxolotlTrainer
 
         return SafeAxolotlTrainer
 
-    def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
+    def post_trainer_create(self, cfg: DictDefault, trainer: SafeSFTTrainer) -> None:
         self._run = HeldRun.begin(cfg, trainer)
 
-    def post_train_unload(self, cfg: Any) -> None:
+    def post_train_unload(self, cfg: DictDefault) -> None:
         """The weights are saved by now; the last figures are taken and the trainer is let go."""
         if self._run is None:
             logger.warning("holdfast has no run to conclude: the trainer was not made by `axolotl train`")

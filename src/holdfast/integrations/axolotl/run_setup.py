@@ -4,10 +4,12 @@ The folder `OUTPUT_DIR/holdfast` is an ordinary run folder, so that `holdfast au
 read it like any other. Axolotl's rows lie in it as `task.jsonl`, for their owner alone.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.files import write_parts
@@ -19,6 +21,10 @@ from holdfast.runs.config import RunConfig
 from holdfast.runs.config.load import config_from_dict
 from holdfast.runs.config.resolve import ResolvedRun, constraints, defaults, defense, resolved, screening_settings
 from holdfast.training.config import SafeSFTConfig
+
+if TYPE_CHECKING:
+    from axolotl.utils.dict import DictDefault
+    from transformers import TrainingArguments
 
 FOLDER = "holdfast"
 TASK = "task.jsonl"
@@ -32,11 +38,11 @@ ARGUMENTS = (
 )  # fmt: skip
 
 
-def run_folder(cfg: Any) -> Path:
+def run_folder(cfg: DictDefault) -> Path:
     return Path(cfg.output_dir) / FOLDER
 
 
-def planned(cfg: Any, args: Any) -> ResolvedRun:
+def planned(cfg: DictDefault, args: TrainingArguments) -> ResolvedRun:
     """The run, resolved; `args` are Axolotl's, which receive the fields of the safety pass."""
     config = run_config(cfg, args)
     given = {key: value for key, value in config.train.items() if key in TRAIN}
@@ -48,7 +54,7 @@ def planned(cfg: Any, args: Any) -> ResolvedRun:
     return ResolvedRun(config, constraints(config), defense(config), args, resolved(config), screening_settings(config))
 
 
-def run_config(cfg: Any, args: Any) -> RunConfig:
+def run_config(cfg: DictDefault, args: TrainingArguments) -> RunConfig:
     """The settings of a run file that says the same as the Axolotl file."""
     block = plain(cfg.get("holdfast") or {})  # Axolotl's mappings answer every key with None
     train = dict(block.get("train") or {})
@@ -79,7 +85,7 @@ def write_task(path: Path, rows: Sequence[Conversation]) -> None:
     write_parts(path, (f"{json.dumps({'messages': turns})}\n".encode() for turns in rows), mode=OWNER)
 
 
-def _lora(cfg: Any) -> dict[str, Any] | None:
+def _lora(cfg: DictDefault) -> dict[str, Any] | None:
     if not cfg.adapter:
         return None
     targets = "all-linear" if cfg.lora_target_linear else cfg.lora_target_modules
@@ -89,7 +95,7 @@ def _lora(cfg: Any) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _dtype(cfg: Any) -> str:
+def _dtype(cfg: DictDefault) -> str:
     """In which the model was loaded, and in which certificates compare."""
     name = str(cfg.torch_dtype).removeprefix("torch.")
     return name if name in ("bfloat16", "float32") else "auto"

@@ -5,13 +5,18 @@ they hold is checked where a run file is (`holdfast.runs.config`), with the same
 name, before data are read: what was not run, or where theta_0, the step or the saved weights are not what is measured.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from holdfast.core.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from axolotl.utils.dict import DictDefault
 
 OF_RUN_FILE = ("safety", "conflicts", "screening", "monitor", "constraint", "defense")  # as in a run file
 # Keys of `holdfast: {train: ...}`: the safety pass is holdfast's, everything else about training is Axolotl's.
@@ -87,7 +92,7 @@ PLUGINS = ("axolotl.integrations.liger.", "axolotl.integrations.cut_cross_entrop
 """Plugins of Axolotl that change neither the trainer nor what the loss is."""
 
 
-def require_supported(cfg: Any) -> None:
+def require_supported(cfg: DictDefault) -> None:
     """Refuse an Axolotl file that the plugin does not support; every case is named at once."""
     found = list(_problems(cfg))
     if len(found) == 1:
@@ -98,7 +103,7 @@ def require_supported(cfg: Any) -> None:
         raise UnsupportedError(f"the holdfast plugin does not support:{listed}", remedy="change these keys")
 
 
-def _problems(cfg: Any) -> Iterator[tuple[str, str, str]]:
+def _problems(cfg: DictDefault) -> Iterator[tuple[str, str, str]]:
     """Key, reason and remedy of everything that is set and not supported."""
     for key, (why, remedy) in REFUSED.items():
         if cfg.get(key):
@@ -116,7 +121,7 @@ def _problems(cfg: Any) -> Iterator[tuple[str, str, str]]:
         yield f"plugins: {', '.join(others)}", "it may bring a trainer or a loss of its own", "remove it"
 
 
-def _shown(key: str, value: Any) -> str:
+def _shown(key: str, value: object) -> str:
     """The key with its value where that is one word."""
     value = getattr(value, "value", value)  # of an enumeration, as it is written in the file
     if isinstance(value, int | float) or (isinstance(value, str) and len(value) <= 40):

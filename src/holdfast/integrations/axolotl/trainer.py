@@ -25,7 +25,7 @@ class SafeAxolotlTrainer(SafeTrainer, AxolotlTrainer):
 
     _name = "Axolotl"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super(SafeTrainer, self).__init__(*args, **kwargs)  # Axolotl's: what is held is not known yet
         self.screening = None
         self._attached_to: Any = None
@@ -45,7 +45,7 @@ class SafeAxolotlTrainer(SafeTrainer, AxolotlTrainer):
         }
         self._compose(SideData(self, encoded, None, None))
 
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+    def log(self, logs: dict[str, float], *args: object, **kwargs: object) -> None:
         """As Axolotl's; where a step is logged, with the constraints' figures since the last time."""
         if "loss" in logs:
             logs |= {name: fmean(values) for name, values in self._metrics["train"].items()}

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.registry import Registry
 from holdfast.data.examples import Example
 from holdfast.data.templates import Template
@@ -43,8 +44,8 @@ ENGINES: Registry[Callable[..., Engine]] = Registry("engine", package="holdfast.
 
 
 def open_engine(
-    name: str, *, model: Any = None, tokenizer: Any = None, batch_size: int = BATCH_SIZE, template: Template = "chat",
-    **options: Any,
+    name: str, *, model: LanguageModel | None = None, tokenizer: Tokenizer | None = None,
+    batch_size: int = BATCH_SIZE, template: Template = "chat", **options: Any,
 ) -> Engine:  # fmt: skip
     """An engine of `ENGINES`, ready to reply; `auto` is continuous where model and device allow it, else transformers.
 
@@ -60,12 +61,12 @@ def open_engine(
     return ENGINES[name](model=model, tokenizer=tokenizer, batch_size=batch_size, template=template, **options)
 
 
-def require_options(name: str, options: Mapping[str, Any]) -> None:
+def require_options(name: str, options: Mapping[str, object]) -> None:
     """Refuse options that the engine called `name` does not have, and say which it lacks."""
     ENGINES.require_options(name, options, given=("model", "tokenizer", "batch_size", "template"))
 
 
-def _chosen(model: Any) -> str:
+def _chosen(model: LanguageModel | None) -> str:
     from holdfast.judging.engines.continuous import obstacle
 
     if getattr(getattr(model, "device", None), "type", None) != "cuda":

@@ -59,7 +59,7 @@ class EndpointEngine:
             raise ConfigError(what, remedy="remove it from extra")
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What decides the replies, as far as it can be told from here: for the header of stored replies."""
         extra = redact(dict(self.extra))
         return {"base_url": self.base_url.rstrip("/"), "model_name": self.model_name, "extra": extra}

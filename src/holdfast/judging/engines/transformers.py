@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from holdfast.core.errors import ConfigError, ResourceError
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.data.examples import Example
 from holdfast.data.templates import Template
 from holdfast.judging.engines import BATCH_SIZE, ENGINES
@@ -68,21 +69,21 @@ class TransformersEngine(LoadedModelEngine):
 
 
 def generate(
-    model: Any, tokenizer: Any, examples: Sequence[Example], *, max_new_tokens: int, batch_size: int = BATCH_SIZE,
-    template: Template = "chat", progress: Progress | None = None,
+    model: LanguageModel, tokenizer: Tokenizer, examples: Sequence[Example], *, max_new_tokens: int,
+    batch_size: int = BATCH_SIZE, template: Template = "chat", progress: Progress | None = None,
 ) -> list[Reply]:  # fmt: skip
     """One reply per example, in order, by the engine `transformers`; `progress` is told how many are finished."""
     engine = TransformersEngine(model=model, tokenizer=tokenizer, batch_size=batch_size, template=template)
-    found: dict[str, Reply] = {}
+    replies: dict[str, Reply] = {}
     for batch in engine.generate(examples, max_new_tokens=max_new_tokens):
-        found |= {made.id: made for made in batch}
+        replies |= {made.id: made for made in batch}
         if progress is not None:
-            progress(len(found))
-    return [found[example.id] for example in examples]
+            progress(len(replies))
+    return [replies[example.id] for example in examples]
 
 
 @contextmanager
-def decoding(model: Any, max_new_tokens: int, pad: int | None, ends: list[int]) -> Iterator[Any]:
+def decoding(model: LanguageModel, max_new_tokens: int, pad: int | None, ends: list[int]) -> Iterator[LanguageModel]:
     """Evaluation mode, greedy settings and a contiguous input of the head; all put back afterwards."""
     from transformers import GenerationConfig
 
@@ -122,7 +123,7 @@ def left_padded(prompts: Sequence[Sequence[int]], pad: int | None) -> tuple[Tens
     return ids, pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
 
 
-def reply(example_id: str, row: list[int], tokenizer: Any, ends: Sequence[int]) -> Reply:
+def reply(example_id: str, row: list[int], tokenizer: Tokenizer, ends: Sequence[int]) -> Reply:
     """New tokens up to the first end token, as text; truncated where there is none."""
     end = next((place for place, token in enumerate(row) if token in ends), None)
     text = tokenizer.decode(row[:end], skip_special_tokens=True).strip()

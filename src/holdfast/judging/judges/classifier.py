@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast, get_
 
 from holdfast.core.errors import ConfigError, ResourceError
 from holdfast.core.hashing import sha256_json
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.registry import require_number
 from holdfast.judging.judge import UNSCORED, Judgement, Verdict
 from holdfast.judging.prompts import positions_of
@@ -23,6 +24,8 @@ from holdfast.models.library_errors import fitting_batches
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
+
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +95,7 @@ class ClassifierJudge(ABC):
     def _hashed(self) -> str:
         """The sha256 of what decides the logits."""
 
-    def _judgement(self, logits: np.ndarray[Any, Any], opened: Opened) -> Judgement:
+    def _judgement(self, logits: NDArray[np.floating], opened: Opened) -> Judgement:
         values = [sigmoid(float(z) / opened.temperature) for z in logits]
         if not all(math.isfinite(value) for value in values):
             return UNSCORED
@@ -110,8 +113,8 @@ class EncodedText(NamedTuple):
 
 
 def encode(
-    tokenizer: Any, prompts: Sequence[str], replies: Sequence[str], *, max_length: int, keeps_end: bool = True,
-    name: str = "classifier",
+    tokenizer: Tokenizer, prompts: Sequence[str], replies: Sequence[str], *, max_length: int,
+    keeps_end: bool = True, name: str = "classifier",
 ) -> list[EncodedText]:  # fmt: skip
     """`CONVERSATION` filled in, closed by one end token, cut to `max_length` tokens at the tail."""
     if (end := tokenizer.eos_token_id) is None:
@@ -130,7 +133,7 @@ def encode(
     return texts
 
 
-def score(opened: Opened, rows: Sequence[Sequence[int]], *, batch_size: int = BATCH_SIZE) -> np.ndarray[Any, Any]:
+def score(opened: Opened, rows: Sequence[Sequence[int]], *, batch_size: int = BATCH_SIZE) -> NDArray[np.floating]:
     """Logits (rows x categories, fp32) in the order of `rows`; a batch that does not fit in memory is halved.
 
     Rows of like length share a batch, the longest first: what does not fit shows at the start.
@@ -142,7 +145,7 @@ def score(opened: Opened, rows: Sequence[Sequence[int]], *, batch_size: int = BA
 
     device = opened.model.device
 
-    def batch_logits(chosen: list[int]) -> np.ndarray[Any, Any]:
+    def batch_logits(chosen: list[int]) -> NDArray[np.floating]:
         ids, mask = right_padded([rows[i] for i in chosen])
         with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=opened.autocast):
             values: np.ndarray[Any, Any] = class_logits(opened.model, ids.to(device), mask.to(device)).cpu().numpy()
@@ -159,7 +162,7 @@ def score(opened: Opened, rows: Sequence[Sequence[int]], *, batch_size: int = BA
     return logits
 
 
-def require_positions(who: str, model: Any, max_length: int) -> None:
+def require_positions(who: str, model: LanguageModel, max_length: int) -> None:
     """Refuse texts longer than the positions that the model was made for: beyond them its scores mean nothing."""
     positions = positions_of(model)
     if positions is not None and max_length > positions:
@@ -181,7 +184,7 @@ def device_of(device: str | None) -> str:
     return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _plain_ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+def _plain_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     from holdfast.data.examples import to_utf8
 
     return [list(ids) for ids in tokenizer([to_utf8(text) for text in texts], split_special_tokens=True)["input_ids"]]

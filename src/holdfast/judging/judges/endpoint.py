@@ -120,7 +120,7 @@ class EndpointJudge:
         return judgement, "not an answer of the schema" if judgement.verdict == Verdict.UNSCORED else ""
 
 
-def request(model: str, prompt: str, reply: str) -> dict[str, Any]:
+def request(model: str, prompt: str, reply: str) -> dict[str, object]:
     """The body of a chat completion that asks for one judgement."""
     shown = json.dumps({"prompt": to_utf8(prompt), "reply": to_utf8(reply)}, ensure_ascii=False)
     # Valid JSON still, and no longer the text of a control token such as <|im_end|>.

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from holdfast.core.errors import UnsupportedError
 from holdfast.core.hashing import sha256_json
+from holdfast.core.library_types import Tokenizer
 from holdfast.core.registry import require_number
 from holdfast.data.examples import to_utf8
 from holdfast.data.templates import rendered
@@ -145,7 +146,7 @@ def defused(text: str, special: Sequence[str]) -> str:
     return text
 
 
-def read_answer(answer: Answer, tokenizer: Any) -> Judgement:
+def read_answer(answer: Answer, tokenizer: Tokenizer) -> Judgement:
     """`safe`, or `unsafe` with codes such as S1,S10 on the next line; anything else, and what was cut, is unscored."""
     text = tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
     match = _ANSWER.fullmatch(text)
@@ -161,7 +162,7 @@ def read_answer(answer: Answer, tokenizer: Any) -> Judgement:
     return Judgement(Verdict.UNSAFE, probability, dict.fromkeys(codes, score))
 
 
-def _probability(answer: Answer, tokenizer: Any) -> float | None:
+def _probability(answer: Answer, tokenizer: Tokenizer) -> float | None:
     """P(unsafe) / (P(safe) + P(unsafe)) where the verdict begins; None where that is no choice between two tokens."""
     words = (i for i, t in enumerate(answer.tokens) if tokenizer.decode([t], skip_special_tokens=True).strip())
     if (start := next(words, None)) is None or start >= len(answer.logits):
@@ -175,7 +176,7 @@ def _probability(answer: Answer, tokenizer: Any) -> float | None:
     return 0.0 if difference > 700 else 1 / (1 + math.exp(difference))
 
 
-def _token_at(tokenizer: Any, text: str, before: Sequence[int]) -> int | None:
+def _token_at(tokenizer: Tokenizer, text: str, before: Sequence[int]) -> int | None:
     """The token of `text` that follows `before`; None when the text is not read as beginning with these."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return int(ids[len(before)]) if list(ids[: len(before)]) == list(before) and len(ids) > len(before) else None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from holdfast.core.errors import CheckpointError, ConfigError
 from holdfast.core.files import read_json
 from holdfast.core.hashing import sha256_file, sha256_json
+from holdfast.core.library_types import LanguageModel
 from holdfast.judging.judge import JUDGES
 from holdfast.judging.judges.classifier import BATCH_SIZE, CONVERSATION, ClassifierJudge, DType, Opened, device_of
 
@@ -71,7 +72,7 @@ class TrainedJudge(ClassifierJudge):
             temperature=self.description["temperature"], autocast=self.dtype == "auto" and device.startswith("cuda"),
         )  # fmt: skip
 
-    def _adapted(self, dtype: Precision) -> Any:
+    def _adapted(self, dtype: Precision) -> LanguageModel:
         from holdfast.models.adapter import merge
         from holdfast.models.classifier import classifier_on
 
@@ -79,13 +80,13 @@ class TrainedJudge(ClassifierJudge):
         ref = self.base or stored["ref"]
         revision = None if self.base else stored["revision"]
         try:
-            model, found = classifier_on(ref, self.folder, revision=revision, dtype=dtype)
+            model, fingerprint = classifier_on(ref, self.folder, revision=revision, dtype=dtype)
         except ConfigError as error:
             what = f"judge {self.folder}: its base cannot be opened: {error.what}"
             remedy = "give the option base, a folder or hub id with the base's weights"
             raise CheckpointError(what, remedy=remedy) from error
-        if found != (expected := stored["weights_sha256"]):
-            problem = f"have changed, expected fingerprint {expected[:12]}, found {found[:12]}"
+        if fingerprint != (expected := stored["weights_sha256"]):
+            problem = f"have changed, expected fingerprint {expected[:12]}, found {fingerprint[:12]}"
             remedy = "restore the base, name it with the option base, or train the judge again"
             raise CheckpointError(f"judge {self.folder}: the weights of its base {ref} {problem}", remedy=remedy)
         merged = merge(model, self.folder)
@@ -102,21 +103,21 @@ def read_description(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         remedy = "name the folder that `holdfast judge train` wrote, or a judge of `holdfast ls judges`"
         raise ConfigError(f"judge: the folder {folder} holds no {JUDGE_FILE}", remedy=remedy)
-    found: dict[str, Any] = read_json(path)
-    version = found.get("version") if isinstance(found, dict) else None
+    description: dict[str, Any] = read_json(path)
+    version = description.get("version") if isinstance(description, dict) else None
     if version != VERSION:
         raise CheckpointError(f"{path}: version {version!r}, expected {VERSION}", remedy=_AGAIN)
     for key, kind in _KEYS.items():
-        if not isinstance(found.get(key), kind):
+        if not isinstance(description.get(key), kind):
             raise CheckpointError(f"{path}: {key} is missing or of another type than expected", remedy=_AGAIN)
-    known = found["kind"] in ("lora", "full") and found["input_format"] == CONVERSATION
-    if not known or not 0 < found["temperature"] < math.inf:
+    known = description["kind"] in ("lora", "full") and description["input_format"] == CONVERSATION
+    if not known or not 0 < description["temperature"] < math.inf:
         raise CheckpointError(f"{path}: kind, input_format or temperature is not one that is known", remedy=_AGAIN)
-    if not any(str(name).endswith(".safetensors") for name in found["files"]):
+    if not any(str(name).endswith(".safetensors") for name in description["files"]):
         raise CheckpointError(f"{path}: files names no weights", remedy=_AGAIN)
-    if {"ref", "revision", "weights_sha256"} - set(found["base"]):
+    if {"ref", "revision", "weights_sha256"} - set(description["base"]):
         raise CheckpointError(f"{path}: base lacks ref, revision or weights_sha256", remedy=_AGAIN)
-    return found
+    return description
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_file
@@ -72,7 +72,7 @@ class PairedOutcomes:
         """K."""
         return sum(sample.regressed for sample in self.samples)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "score": self.score, "threshold": self.threshold, "epochs": self.epochs, "n": self.n,
             "passed_before": self.passed_before, "passed_after": sum(sample.after for sample in self.samples),
@@ -221,7 +221,7 @@ def _outcome(
     return passes >= needed, any(sample.lost for sample in samples)
 
 
-def _passed(value: Any, threshold: float | None, where: str) -> bool:
+def _passed(value: object, threshold: float | None, where: str) -> bool:
     number = _number(value, where)
     if threshold is not None:
         return number >= threshold
@@ -233,7 +233,7 @@ def _passed(value: Any, threshold: float | None, where: str) -> bool:
     return number == 1.0
 
 
-def _number(value: Any, where: str) -> float:
+def _number(value: object, where: str) -> float:
     if isinstance(value, str):
         if value not in _WORDS:
             raise bad_log(where, f"the score is {shown(value)}, expected C, P, I, N or a number")

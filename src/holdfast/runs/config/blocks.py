@@ -155,7 +155,7 @@ class SafetyBlock(DataBlock):
         return self.data if self.data is not None else f"role {self.role}"
 
 
-def is_single(value: Any, block: type[BaseModel] | None = None) -> bool:
+def is_single(value: object, block: type[BaseModel] | None = None) -> bool:
     """Whether a `safety` or `constraint` value is one block rather than a mapping of names to blocks."""
     if not isinstance(value, Mapping) or not value:
         return isinstance(value, Mapping)

@@ -129,16 +129,16 @@ def _check_blocks(raw: Mapping[str, Any], shared: bool) -> tuple[dict[str, Any],
     checked: dict[str, Any] = {}
     problems: dict[Problem, None] = {}  # one block written for all sets is reported once, at the key where it stands
     if isinstance(train := raw.get("train"), Mapping):
-        checked["train"], found = check_fields(train, SafeSFTConfig, "train", OWNED, {"step": ("auto", *ENGINES)})
-        problems |= dict.fromkeys(found)
+        checked["train"], wrong = check_fields(train, SafeSFTConfig, "train", OWNED, {"step": ("auto", *ENGINES)})
+        problems |= dict.fromkeys(wrong)
     if isinstance(limits := raw.get("constraint"), Mapping):
         checked["constraint"] = dict(limits)
         for name, block in ((name, block) for name, block in limits.items() if isinstance(block, Mapping)):
             key = "constraint" if shared else f"constraint.{name}"
-            checked["constraint"][name], found = check_block(block, ChanceConstraint, key)
-            problems |= dict.fromkeys(found)
-    block, found = _check_defense(raw)
-    return {**checked, **block}, [*problems, *found]
+            checked["constraint"][name], wrong = check_block(block, ChanceConstraint, key)
+            problems |= dict.fromkeys(wrong)
+    block, wrong = _check_defense(raw)
+    return {**checked, **block}, [*problems, *wrong]
 
 
 def _check_defense(raw: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:

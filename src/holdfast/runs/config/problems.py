@@ -51,7 +51,7 @@ def raise_problems(problems: Sequence[Problem], where: str) -> None:
         raise ConfigError(f"{where}: {len(problems)} problems{lines}", remedy="correct these keys")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= 40):
@@ -73,7 +73,7 @@ def _expectation(hint: Any) -> str:
     return WORDS.get(origin, "another kind of value")
 
 
-def _mismatch(key: str, expected: str, value: Any) -> Problem:
+def _mismatch(key: str, expected: str, value: object) -> Problem:
     remedy = f"set {key} to {expected}"
     if isinstance(value, bool) and "text" in expected:
         remedy = "YAML reads yes, no, on and off as true or false: put it in quotes"

@@ -111,7 +111,7 @@ def screening_settings(config: RunConfig) -> ScreeningSettings | None:
     )  # fmt: skip
 
 
-def peft_config(config: RunConfig) -> Any:
+def peft_config(config: RunConfig) -> LoraConfig | None:
     """PEFT's `LoraConfig`, or None for training every parameter."""
     if config.lora is None:
         return None

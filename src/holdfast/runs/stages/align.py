@@ -21,6 +21,7 @@ from holdfast.certification.binomial import Rate
 from holdfast.core.errors import ConfigError
 from holdfast.core.files import require_writable
 from holdfast.core.hashing import sha256_json
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.percent import percent
 from holdfast.core.provenance import commit, hardware, versions
 from holdfast.core.sealed_json import read_sealed, write_sealed
@@ -63,7 +64,7 @@ class AlignSettings:
             what = f"refusal_share is {self.refusal_share}, expected a share between 0 and 1"
             raise ConfigError(what, remedy="use 0.4: refusals alone would teach the model to refuse everything")
 
-    def shaping(self) -> dict[str, Any]:
+    def shaping(self) -> dict[str, object]:
         """The settings on which the aligned model depends."""
         return {name: value for name, value in asdict(self).items() if name != "save_steps"}
 
@@ -114,7 +115,7 @@ class AlignmentFigures:
             change = "with a smaller --refusal-share" + (" or more --steps" if self.over_refused == ["tasks"] else "")
         return f"align the first model again {change}, into a new folder; or start from a model that refuses"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         by_source = {f"over_refusal_{name}": rate.as_json() for name, rate in self.ordinary.items()}
         return {
             "refusals": self.probes.as_json(), "over_refusal": self.over_refusal.as_json(), **by_source,
@@ -179,7 +180,9 @@ def align_model(
     return Alignment(target, figures, record)
 
 
-def _write(target: Path, trained: Any, tokenizer: Any, record: Mapping[str, Any], adapter: bool) -> Any:
+def _write(
+    target: Path, trained: LanguageModel, tokenizer: Tokenizer, record: Mapping[str, object], adapter: bool
+) -> LanguageModel:
     """Write the output folder whole; returns the merged model."""
     with whole_folder(target) as folder:
         if adapter:
@@ -209,7 +212,7 @@ def keep_freed_memory() -> bool:
 
 
 def training_rows(
-    prompts: AlignmentPrompts, replies: Mapping[str, Sorted], tokenizer: Any, settings: AlignSettings
+    prompts: AlignmentPrompts, replies: Mapping[str, Sorted], tokenizer: Tokenizer, settings: AlignSettings
 ) -> list[Encoded]:
     """Rows for every step, refusals and answers (the model's own `replies`, by id) in one seeded order."""
     total = settings.steps * settings.batch
@@ -224,9 +227,9 @@ def training_rows(
 
 
 def train_rows(
-    model: Any, tokenizer: Any, rows: Sequence[Encoded], settings: AlignSettings, listener: Listener | None = None,
-    unfinished: UnfinishedAlignment | None = None,
-) -> Any:  # fmt: skip
+    model: LanguageModel, tokenizer: Tokenizer, rows: Sequence[Encoded], settings: AlignSettings,
+    listener: Listener | None = None, unfinished: UnfinishedAlignment | None = None,
+) -> LanguageModel:  # fmt: skip
     """The model with a LoRA adapter, trained on the rows in their order, from the checkpoint in `unfinished` if any."""
     set_seed(settings.seed)  # the adapter's initial weights are drawn before the trainer seeds
     data = Dataset.from_dict({"input_ids": [list(r.input_ids) for r in rows], "labels": [list(r.labels) for r in rows]})
@@ -258,7 +261,7 @@ def train_rows(
         return trainer.model
 
 
-def merged(trained: Any) -> Any:
+def merged(trained: LanguageModel) -> LanguageModel:
     """W + scale * B A for every adapted layer, as an ordinary model."""
     model = trained.merge_and_unload(safe_merge=True)
     # TRL's patch of `forward` is bound to this very object; copies of the model must not share it.
@@ -266,7 +269,7 @@ def merged(trained: Any) -> Any:
     return model.eval()
 
 
-def _written(target: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
+def _written(target: Path, inputs: Mapping[str, object]) -> dict[str, Any] | None:
     """The record of an alignment that is only to be measured; None where there is none, and else it is refused."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None

@@ -7,9 +7,10 @@ learnt only where the reply ended, so that replies do not become shorter.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from holdfast.core.errors import InfeasibleError
+from holdfast.core.library_types import Tokenizer
 from holdfast.core.seeding import generator
 from holdfast.data.bundled import bundled
 from holdfast.data.encode import IGNORE, Encoded, encode_all
@@ -57,7 +58,9 @@ def spread(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
     return [example for turn in turns for example in turn if example is not None][:count]
 
 
-def refusal_rows(prompts: Sequence[Example], count: int, tokenizer: Any, *, seed: int, length: int) -> list[Encoded]:
+def refusal_rows(
+    prompts: Sequence[Example], count: int, tokenizer: Tokenizer, *, seed: int, length: int
+) -> list[Encoded]:
     """`count` rows, the prompts in turn, each time with another generic refusal.
 
     Only refusals that the rules recognise: one that they miss would be taught, and then neither held nor counted.
@@ -69,7 +72,7 @@ def refusal_rows(prompts: Sequence[Example], count: int, tokenizer: Any, *, seed
 
 
 def answer_rows(
-    prompts: Sequence[Example], replies: Mapping[str, Sorted], count: int, tokenizer: Any, *, seed: int, name: str
+    prompts: Sequence[Example], replies: Mapping[str, Sorted], count: int, tokenizer: Tokenizer, *, seed: int, name: str
 ) -> list[Encoded]:
     """`count` rows, in turn, of the prompts that the model answered; `replies` are its own, by prompt id."""
     answered = [e for e in prompts if replies[e.id].reply_class == ReplyClass.ANSWERED]
@@ -83,7 +86,7 @@ def answer_rows(
     return in_turn(_encoded(pairs, tokenizer), count, seed, name)
 
 
-def _encoded(pairs: Sequence[tuple[Example, Reply]], tokenizer: Any) -> list[Encoded]:
+def _encoded(pairs: Sequence[tuple[Example, Reply]], tokenizer: Tokenizer) -> list[Encoded]:
     whole = [make_example(as_chat(example).prompt, as_turns("assistant", reply.text)) for example, reply in pairs]
     rows = encode_all(whole, tokenizer, max_length=None, role="safety").examples
     asked = prompt_ids(tokenizer, [example for example, _ in pairs], "chat")

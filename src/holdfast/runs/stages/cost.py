@@ -1,11 +1,11 @@
 """What a run costs: seconds by part, and the most memory; of this start, as the first process sees it."""
 
 import time
-from typing import Any
 
 import torch
 
 from holdfast.core.provenance import peak_memory
+from holdfast.records.result_values import Cost
 
 
 class Clock:
@@ -21,11 +21,11 @@ class Clock:
         self._last = now
 
 
-def cost(seconds: dict[str, float], *, monitoring: float) -> dict[str, Any]:
+def cost(seconds: dict[str, float], *, monitoring: float) -> Cost:
     """What result.json says; `monitoring`: the seconds of `training` in which the behaviour monitor asked."""
     parts = dict(seconds)
     if "training" in parts and monitoring:
         parts |= {"training": parts["training"] - monitoring, "monitoring": monitoring}
     device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-    memory = {"host": peak_memory(), **({} if device is None else {"device": device})}
+    memory = {"host": peak_memory()} | ({} if device is None else {"device": device})
     return {"seconds": {part: round(value, 3) for part, value in parts.items()}, "peak_memory": memory}

@@ -1,5 +1,7 @@
 """What a run will need: estimated from the model's configuration alone, and once more before the first step."""
 
+from __future__ import annotations
+
 import json
 import math
 import re
@@ -7,10 +9,11 @@ import statistics
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from holdfast.core.library_types import LoraConfig, ModelConfig, Tokenizer
 from holdfast.data.encode import encode
 from holdfast.data.examples import Example, to_rows
 from holdfast.models.adapter import base_of
@@ -19,6 +22,10 @@ from holdfast.models.library_errors import one_line_errors
 from holdfast.models.lora_layers import named_targets
 from holdfast.models.model_files import ADAPTER_CONFIG
 from holdfast.models.source import EMBEDDED
+
+if TYPE_CHECKING:
+    from holdfast.training.config import SafetyArguments
+    from holdfast.training.trainer import SafeTrainer
 
 RATE = 1e14  # floating-point operations a second that a large GPU sustains in bf16 on such steps
 SAMPLE = 1000  # rows whose tokens are counted before the first step
@@ -62,7 +69,7 @@ class SidePasses(NamedTuple):
     tokens: float  # of one row
 
 
-def architecture(model: str, *, revision: str | None, trust_remote_code: bool) -> Any:
+def architecture(model: str, *, revision: str | None, trust_remote_code: bool) -> ModelConfig:
     """The transformers configuration of a model; of an adapter in a folder, its base's."""
     from transformers import AutoConfig
 
@@ -75,7 +82,7 @@ def architecture(model: str, *, revision: str | None, trust_remote_code: bool) -
         return AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=trust_remote_code)
 
 
-def model_size(config: Any, peft_config: Any) -> Size:
+def model_size(config: ModelConfig, peft_config: LoraConfig | None) -> Size:
     """Count parameters on the meta device, where tensors have no storage; without an adapter all are trained."""
     from peft import get_peft_model
     from transformers import AutoModelForCausalLM
@@ -90,7 +97,9 @@ def model_size(config: Any, peft_config: Any) -> Size:
     return Size(total, sum(p.numel() for p in model.parameters() if p.requires_grad))
 
 
-def memory(size: Size, config: Any, *, dtype: str, full: bool, rows: int, length: int, checkpointing: bool) -> Memory:
+def memory(
+    size: Size, config: ModelConfig, *, dtype: str, full: bool, rows: int, length: int, checkpointing: bool
+) -> Memory:
     """Estimate device memory for `rows` examples of `length` tokens a pass.
 
     weights = parameters * bytes; training state = trainable * 4 bytes * (gradient, Adam's two moments, snapshot,
@@ -129,7 +138,7 @@ def work(size: Size, count: Steps, *, task_tokens: float, checkpointing: bool, s
     return count.steps * (trained * per_token + looked * 2 * size.parameters)
 
 
-def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 1) -> Steps:
+def steps(arguments: SafetyArguments, *, task_rows: int, constraint_rows: int, world: int = 1) -> Steps:
     """Count optimizer steps as transformers does, and how often the constraint set is passed through."""
     batch = arguments.per_device_train_batch_size * world
     updates = max(1, math.ceil(math.ceil(task_rows / batch) / arguments.gradient_accumulation_steps))
@@ -139,7 +148,7 @@ def steps(arguments: Any, *, task_rows: int, constraint_rows: int, world: int = 
     return Steps(total, task_batch, safety_batch, total * safety_batch / max(constraint_rows, 1))
 
 
-def disk_of_rows(rows: Sequence[Example], tokenizer: Any) -> int:
+def disk_of_rows(rows: Sequence[Example], tokenizer: Tokenizer) -> int:
     """Estimate the bytes on disk that a process's task rows take while it trains.
 
     rows * (bytes of text + 3 * (bytes of text + 12 * tokens)), of `SAMPLE` rows taken evenly.
@@ -150,7 +159,7 @@ def disk_of_rows(rows: Sequence[Example], tokenizer: Any) -> int:
     return round((text + MAPPED * (text + TOKEN_BYTES * tokens)) * len(rows) / max(1, len(sample)))
 
 
-def forecast(trainer: Any) -> str:
+def forecast(trainer: SafeTrainer) -> str:
     """What training will need, before its first step: of the model as it is loaded and the first rows as tokens."""
     args, model, data = trainer.args, trainer.model, trainer.run.data
     size = Size(model.num_parameters(), model.num_parameters(only_trainable=True))

@@ -14,10 +14,18 @@ import datasets
 import pyarrow as pa
 import torch
 from datasets import Dataset, Features
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import ConfigError, ResourceError, UnsupportedError
+from holdfast.core.library_types import LanguageModel, LoraConfig, Tokenizer
 from holdfast.core.ranks import rank
 from holdfast.data.encode import WINDOW
 from holdfast.data.examples import TOOLS, Example, has_tools, to_rows, uniform
@@ -34,6 +42,8 @@ from holdfast.runs.stages.prepare import Prepared
 from holdfast.runs.stages.run_folder import disk_errors
 from holdfast.screening.screen import Screening
 from holdfast.training.config import SafeSFTConfig
+from holdfast.training.fingerprint import Unaligned
+from holdfast.training.hooks import Defense
 from holdfast.training.trainer import SafeSFTTrainer
 
 logger = logging.getLogger(__name__)
@@ -70,15 +80,21 @@ class Interruption(TrainerCallback):  # type: ignore[misc]  # transformers is un
             raise KeyboardInterrupt
         self.requested = True
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """From here on there is a step to finish and something to save."""
         self._training = True
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """From here on a signal has nothing to wait for."""
         self._training = False
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Ask for a checkpoint and the end of training once a signal has arrived at any process."""
         if torch.distributed.is_initialized():
             # Signals reach processes at different steps; all must stop at the same one, or some would wait.
@@ -91,7 +107,7 @@ class Interruption(TrainerCallback):  # type: ignore[misc]  # transformers is un
             control.should_training_stop = True
 
 
-def load_start(config: RunConfig, trust_remote_code: bool) -> tuple[Any, Any, Any]:
+def load_start(config: RunConfig, trust_remote_code: bool) -> tuple[LanguageModel, Tokenizer, LoraConfig | None]:
     """theta_0, its tokenizer with the run's template, and the adapter to put on it (None: nothing new is put on)."""
     wanted = peft_config(config)
     options: dict[str, Any] = {
@@ -134,7 +150,9 @@ class AnnounceSteps(TrainerCallback):  # type: ignore[misc]  # transformers is u
     def __init__(self, listeners: Sequence[Listener]) -> None:
         self._listeners = listeners
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         for listener in self._listeners:
             listener({"stage": "train", "total_steps": state.max_steps, "step": state.global_step})
 
@@ -159,8 +177,10 @@ def listen(trainer: SafeSFTTrainer, listeners: Sequence[Listener]) -> None:
 
 def build_trainer(
     *,
-    model: Any, tokenizer: Any, data: Prepared, constraints: Mapping[str, ChanceConstraint], defense: Any,
-    arguments: Any, peft_config: Any, rows: Path, unaligned: Any = None, callbacks: Sequence[Any] = (),
+    model: LanguageModel, tokenizer: Tokenizer, data: Prepared,
+    constraints: Mapping[str, ChanceConstraint], defense: str | Defense | Mapping[str, object],
+    arguments: SafeSFTConfig, peft_config: LoraConfig | None, rows: Path,
+    unaligned: Unaligned | None = None, callbacks: Sequence[TrainerCallback] = (),
     listeners: Sequence[Listener] = (),
 ) -> SafeSFTTrainer:  # fmt: skip
     """The trainer of one run; where there are listeners, they replace the trainer's own progress output.

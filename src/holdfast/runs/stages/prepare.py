@@ -7,6 +7,7 @@ from typing import Any
 
 from holdfast.certification.openings import scope_of
 from holdfast.core.errors import DataError
+from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.data.examples import Example, as_chat, searchable_texts, uniform
 from holdfast.data.rows import BadRowsError, Problems
 from holdfast.data.sources import read_examples
@@ -17,6 +18,7 @@ from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.screening.asking import asker_of, progress_to
 from holdfast.screening.record import FOLDER, fixed_screening
 from holdfast.screening.screen import Screening, ask_and_screen, belongs_to, content_sha256
+from holdfast.training.hooks import Row
 from holdfast.training.support import require_whole_model
 
 TASK_SIZE = 1000  # N of a named task, as in the paper
@@ -33,14 +35,14 @@ class Prepared:
     """Malformed rows that were left out on request, by block: `task`, `harmful` or `safety NAME`."""
 
 
-def row_counts(data: Prepared) -> dict[str, Any]:
+def row_counts(data: Prepared) -> dict[str, object]:
     """What became of the rows: used, skipped as malformed, and of the safety sets duplicates and contradictions.
 
     `duplicates_dropped` have the prompt and completion of an earlier row; `contradictory_prompts` occur with more than
     one completion, all of which are kept.
     """
 
-    def used(rows: int, name: str) -> dict[str, Any]:
+    def used(rows: int, name: str) -> dict[str, object]:
         found = data.skipped.get(name)
         listed = {} if found is None or not found.total else {"skipped_rows": list(found.listed)}
         return {"rows": rows, "skipped": 0 if found is None else found.total, **listed}
@@ -137,8 +139,8 @@ class _Source:
 
 
 def hold(
-    plan: ResolvedRun, data: Prepared, model: Any, tokenizer: Any, *, model_sha256: str, started: bool,
-    listeners: Sequence[Callable[[dict[str, Any]], None]] = (),
+    plan: ResolvedRun, data: Prepared, model: LanguageModel, tokenizer: Tokenizer, *, model_sha256: str,
+    started: bool, listeners: Sequence[Callable[[Row], None]] = (),
 ) -> Screening:  # fmt: skip
     """The screening of a run that asks: made before its first step, read from the run folder afterwards.
 

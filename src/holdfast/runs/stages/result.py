@@ -1,8 +1,11 @@
 """What a finished run leaves besides its weights: it is measured, audits of every safety set, and result.json."""
 
+from __future__ import annotations
+
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.auditing.results import MeasuredRole, write_run_audit
@@ -15,6 +18,7 @@ from holdfast.core.ranks import rank
 from holdfast.core.units import KL_UNITS
 from holdfast.data.encode import Encoded, template_sha256, tokenizer_sha256
 from holdfast.models.content import ModelContent, content_of
+from holdfast.records.result_values import ResultValues, SetFigures
 from holdfast.records.run_record import write_result
 from holdfast.runs.config.resolve import ResolvedRun
 from holdfast.runs.stages.cost import Clock, cost
@@ -24,17 +28,27 @@ from holdfast.scoring.degradation import in_unit
 from holdfast.scoring.forward import Forward
 from holdfast.training.monitoring import barrier_figures, summarise
 from holdfast.training.safety import SafetySet
-from holdfast.training.trainer import SafeSFTTrainer
+from holdfast.training.trainer import SafeSFTTrainer, SafeTrainer
 
 logger = logging.getLogger(__name__)
 
 _Measured = dict[str, dict[str, MeasuredRole]]  # by safety set and role
 
 
+@dataclass(frozen=True)
+class Known:
+    """What is known of a run before its trained model is measured: `data` counts rows, `screening` what it found."""
+
+    steps: int
+    seconds: float
+    trust_remote_code: bool
+    data: dict[str, Any]
+    screening: dict[str, Any] | None
+
+
 def measured_result(
-    plan: ResolvedRun, trainer: SafeSFTTrainer, before: ModelContent | None, known: dict[str, Any],
-    clock: Clock | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    plan: ResolvedRun, trainer: SafeSFTTrainer, before: ModelContent | None, known: Known, clock: Clock | None = None
+) -> ResultValues:
     """Measure the trained model; the first process, which has theta_0's content, writes the audits and result.json."""
     folder, started, monitor = RunFolder(plan.folder), time.monotonic(), trainer.behaviour_monitor
     if clock is None:
@@ -44,14 +58,22 @@ def measured_result(
     measured = measure(trainer)
     clock.ends("measuring")
     spent = cost(clock.seconds, monitoring=0.0 if monitor is None else monitor.seconds)
-    result = {
-        "safety": summary(trainer, measured), **known, **trainer.behaviour_result(),
+    result: ResultValues = {
+        "safety": summary(trainer, measured), "steps": known.steps, "seconds": known.seconds,
+        "trust_remote_code": known.trust_remote_code, "data": known.data,
         "defense": {"name": trainer.defense.name, "constrains": trainer.defense.constrains},
         "step": trainer.run.engine_name, "step_declined": trainer.run.step_declined,
         "memory": trainer.run.fitting.figures(), "cost": spent,
         "spikes": {"discarded": trainer.recorder.spikes.total, "last_steps": trainer.recorder.spikes.steps},
         "config_sha256": plan.sha256, "versions": versions(), "commit": commit(), "hardware": hardware(),
     }  # fmt: skip
+    if known.screening is not None:
+        result["screening"] = known.screening
+    watched = trainer.behaviour_result()
+    if "behaviour" in watched:
+        result["behaviour"] = watched["behaviour"]
+    if "rolled_back_to" in watched:
+        result["rolled_back_to"] = watched["rolled_back_to"]
     if before is None:
         return result
     result["barrier"] = barrier_figures(event_log.read(folder.events))
@@ -61,7 +83,7 @@ def measured_result(
             logger.warning(
                 "%s stands on another adapter: its README.md says how to load it outside holdfast", folder.adapter
             )
-        how = {"seconds": time.monotonic() - started, "trust_remote_code": known["trust_remote_code"]}
+        how = {"seconds": time.monotonic() - started, "trust_remote_code": known.trust_remote_code}
         result["audit_sha256"] = _audits(plan, trainer, measured, before, **how)
         return write_result(folder.path, result)
 
@@ -93,9 +115,9 @@ def measure(trainer: SafeSFTTrainer) -> _Measured:
     return measured
 
 
-def summary(trainer: SafeSFTTrainer, measured: _Measured) -> dict[str, dict[str, Any]]:
+def summary(trainer: SafeSFTTrainer, measured: _Measured) -> dict[str, SetFigures]:
     """Violation rates, g and CVaR per safety set; `feasible` where the rates of both splits are within alpha."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, SetFigures] = {}
     for name, held in trainer.safety.items():
         limit = held.constraint
         rates: dict[str, dict[str, float] | None] = dict.fromkeys(("constraint", "monitor"))
@@ -104,13 +126,16 @@ def summary(trainer: SafeSFTTrainer, measured: _Measured) -> dict[str, dict[str,
             degradations = moved if one.kl is None else in_unit(one.kl, limit)
             rates[role] = summarise(degradations, held)
         found[name] = {
-            "tau": limit.tau, "unit": limit.unit, "alpha": limit.alpha, "noise_floor": held.noise_floor, **rates,
+            "tau": limit.tau, "unit": limit.unit, "alpha": limit.alpha, "noise_floor": held.noise_floor,
+            "constraint": rates["constraint"], "monitor": rates["monitor"],
             "feasible": all(rate["violation_rate"] <= limit.alpha for rate in rates.values() if rate),
         }  # fmt: skip
     return found
 
 
-def _audits(plan: ResolvedRun, trainer: Any, measured: _Measured, before: ModelContent, **how: Any) -> dict[str, str]:
+def _audits(
+    plan: ResolvedRun, trainer: SafeTrainer, measured: _Measured, before: ModelContent, **how: Any
+) -> dict[str, str]:
     """Write audit.parquet and audit.json of every safety set: each example before and after; returns their sha256."""
     config, folder, written = plan.config, RunFolder(plan.folder), {}
     trained = folder.model if config.lora is None else folder.adapter

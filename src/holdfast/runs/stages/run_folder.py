@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import yaml
 from safetensors import SafetensorError
@@ -14,9 +14,11 @@ from safetensors import SafetensorError
 from holdfast.core.errors import CheckpointError, ConfigError, ResourceError
 from holdfast.core.file_lock import LOCK_FILE, RunLock
 from holdfast.core.files import fsync_path, read_plain_file, write_text
+from holdfast.core.library_types import Tokenizer
 from holdfast.core.ranks import barrier, rank
 from holdfast.core.sealed_json import read_sealed, write_sealed
 from holdfast.data.examples import Example
+from holdfast.records.result_values import ResultValues
 from holdfast.records.stored_evidence import believed_result
 from holdfast.records.yaml_file import parse_stored_yaml
 from holdfast.runs.config.load import todays_spelling
@@ -77,7 +79,7 @@ class RunFolder:
         finally:
             shutil.rmtree(rows, ignore_errors=True)
 
-    def announce_rows(self, task: Sequence[Example], tokenizer: Any) -> None:
+    def announce_rows(self, task: Sequence[Example], tokenizer: Tokenizer) -> None:
         """Log the disk that `task_rows` will take, where it is much; a warning where there is not as much."""
         if tokenizer.eos_token is None or not (tokenizer.chat_template or all(isinstance(e.prompt, str) for e in task)):
             return  # the trainer sets what is missing (`train.chat_template_path`), or refuses
@@ -93,7 +95,7 @@ class RunFolder:
         """Whether a training step may have been taken here."""
         return self.events.exists() or self.has_checkpoints()
 
-    def require_free(self, identity: Mapping[str, Any], *, resume: bool) -> None:
+    def require_free(self, identity: Mapping[str, object], *, resume: bool) -> None:
         """Refuse a folder that holds something else, a run with other settings, or, without `resume`, this run."""
         if not self.path.exists():
             return
@@ -115,7 +117,7 @@ class RunFolder:
             what = f"{self.path} holds this run, unfinished"
             raise ConfigError(what, remedy="--resume continues it from its last checkpoint")
 
-    def _require_same(self, identity: Mapping[str, Any]) -> None:
+    def _require_same(self, identity: Mapping[str, object]) -> None:
         data = read_plain_file(self.config, remedy="choose another output_dir or restore the file")
         before, now = _flat(todays_spelling(parse_stored_yaml(data, self.config))), _flat(identity)
         keys = [key for key in sorted(before | now) if before.get(key) != now.get(key) and key != "output_dir"]
@@ -124,12 +126,12 @@ class RunFolder:
             what = f"{self.path} holds a run with other settings: {listed}{'; ...' if keys[MAX_LISTED:] else ''}"
             raise CheckpointError(what, remedy="choose another output_dir, or restore these settings")
 
-    def write_config(self, values: Mapping[str, Any]) -> None:
+    def write_config(self, values: Mapping[str, object]) -> None:
         write_text(self.config, yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True, width=110))
 
-    def finished(self) -> dict[str, Any] | None:
+    def finished(self) -> ResultValues | None:
         """The stored result of a finished run; None when it is not finished."""
-        return believed_result(self.path)
+        return cast("ResultValues | None", believed_result(self.path))  # its sha256 and figures were checked
 
     def has_checkpoints(self) -> bool:
         """Whether a checkpoint was ever committed here, be it set aside as damaged or about to be replaced.
@@ -145,7 +147,7 @@ class UnfinishedAlignment(RunFolder):
     The same command goes on from there. The output folder is only ever a whole model; once it is, this one is removed.
     """
 
-    def __init__(self, target: Path, inputs: Mapping[str, Any]) -> None:
+    def __init__(self, target: Path, inputs: Mapping[str, object]) -> None:
         place = target.absolute()
         super().__init__(place.with_name(f"{place.name}.unfinished"))
         self._record, self._inputs = self.path / ALIGNMENT, dict(inputs)
@@ -191,7 +193,7 @@ class UnfinishedAlignment(RunFolder):
             raise CheckpointError(what, remedy=remedy)
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, Any]:
+def _flat(values: object, prefix: str = "") -> dict[str, object]:
     """The values of nested mappings by their paths, `block.key`."""
     if not isinstance(values, Mapping) or not values:
         return {prefix: values}

@@ -8,9 +8,9 @@ are launched, so that the graph is what matters.
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from holdfast.core.errors import UnsupportedError
+from holdfast.core.library_types import LanguageModel
 from holdfast.data.examples import Example
 from holdfast.judging.engines import ENGINES
 from holdfast.judging.engines.transformers import LoadedModelEngine, decoding, reply, too_large
@@ -90,7 +90,7 @@ class ContinuousEngine(LoadedModelEngine):
             loop.close()
 
 
-def obstacle(model: Any) -> str | None:
+def obstacle(model: LanguageModel) -> str | None:
     """Why the slot loop cannot run `model`; None when it can.
 
     Asked of the cache that transformers itself would build, not of the model's name: every layer has to keep all keys
@@ -99,7 +99,7 @@ def obstacle(model: Any) -> str | None:
     return next(_obstacles(model), None)
 
 
-def _obstacles(model: Any) -> Iterator[str]:
+def _obstacles(model: LanguageModel) -> Iterator[str]:
     from transformers import DynamicCache
     from transformers.cache_utils import DynamicLayer
 

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from holdfast.core.library_types import LanguageModel, ModelConfig
 from holdfast.judging.engines.transformers import left_padded
 
 
@@ -55,7 +56,9 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
                 mine[rows, :, :width] = theirs.gather(2, source[:, None, :, None].expand_as(theirs))
                 mine[rows, :, width:] = 0  # a NaN that an earlier occupant left would get through the mask
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, ...]:
         """Write one token per row at its position; returns what attention may look at."""
         seen = []
         for mine, new in ((self.keys[layer_idx], key_states), (self.values[layer_idx], value_states)):
@@ -72,8 +75,8 @@ NAME = "holdfast_grouped"
 
 
 def grouped_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
-    scaling: float | None = None, **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, dropout: float = 0.0,
+    scaling: float | None = None, **kwargs: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """An attention of transformers for queries of one token: (rows, heads, 1, width) to (rows, 1, heads, width)."""
     if query.shape[2] != 1 or any(kwargs.get(name) is not None for name in ("position_bias", "softcap", "s_aux")):
@@ -90,7 +93,7 @@ def grouped_attention(
 
 
 @contextmanager
-def grouped(config: Any) -> Iterator[None]:
+def grouped(config: ModelConfig) -> Iterator[None]:
     """Run a model's attention through `grouped_attention`, where it runs torch's otherwise."""
     if config._attn_implementation != "sdpa":
         yield
@@ -136,8 +139,8 @@ class SlotLoop:
     """Decodes prompts in `rows` rows; `prepared` turns the step into what runs in its place, such as a recording."""
 
     def __init__(
-        self, model: Any, prompts: Sequence[Sequence[int]], *, rows: int, max_new_tokens: int, ends: Sequence[int],
-        pad: int | None, pace: Pace,
+        self, model: LanguageModel, prompts: Sequence[Sequence[int]], *, rows: int, max_new_tokens: int,
+        ends: Sequence[int], pad: int | None, pace: Pace,
         prepared: Callable[[Callable[[int], Tensor], Sequence[Tensor]], Callable[[int], Any]] | None,
     ) -> None:  # fmt: skip
         self._model, self._prompts, self._pad = model, prompts, pad
