@@ -83,8 +83,7 @@ def run(
             folder.write_config(plan.values)
         clock.ends("loading")
         data, screening = ask_theta_0(plan, data, (model, tokenizer), before, listeners)
-        if screening is not None:
-            clock.ends("asking")
+        clock.ends("preparing" if screening is None else "asking")
         trainer = build_trainer(
             model=model, tokenizer=tokenizer, data=data, constraints=plan.constraints, defense=plan.defense,
             arguments=plan.arguments, peft_config=adapter, unaligned=unaligned_of(plan, trust_remote_code),

@@ -9,7 +9,7 @@ from holdfast.records.result_values import Cost
 
 
 class Clock:
-    """Seconds since the last part ended, under the name of the part that ends now."""
+    """Seconds since the last part ended, added to the part that ends now."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -17,7 +17,7 @@ class Clock:
 
     def ends(self, part: str) -> None:
         now = time.monotonic()
-        self.seconds[part] = now - self._last
+        self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
         self._last = now
 
 
