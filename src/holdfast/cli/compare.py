@@ -23,6 +23,10 @@ UNNAMED = ""  # the safety set of an audit, or of a run with one set
 SHARED = {"unit": "unit", "tau": "tau", "alpha": "alpha", "before": "reference model"}
 # And the two of a pair; a run of another seed may split the data in another way.
 OF_PAIR = {"data": "safety data"}
+SAME_IN_RUNS = {
+    "unit": "write the same `constraint: {unit: ...}` into both run files",
+    "safety data": "the same `conflicts`, `safety` and `seed` hold out the same prompts",
+}
 
 
 def compare(
@@ -183,7 +187,7 @@ def _require_same_question(first: _Evidence, other: _Evidence, shared: Mapping[s
         raise CheckpointError(
             f"{first.path} and {other.path} differ in {', '.join(differing)}, expected the same in both",
             remedy="audit both models against one reference, on the same data, with the same constraint"
-            + (" (runs: write the same `constraint: {unit: ...}` into both run files)" if "unit" in differing else ""),
+            + "".join(f" (runs: {hint})" for name, hint in SAME_IN_RUNS.items() if name in differing),
         )
 
 

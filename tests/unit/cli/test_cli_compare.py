@@ -162,6 +162,7 @@ def test_different_questions_are_refused_by_name(holdfast, write, changes, named
     code, out, err = holdfast("compare", write("a", first(3)), write("b", first(3), **changes))
     assert (code, out) == (6, "")
     assert f"differ in {named}, expected the same in both" in err
+    assert ("the same `conflicts`, `safety` and `seed`" in err) == (named == "safety data")
 
 
 def test_first_k_matters_in_its_own_unit_only(holdfast, write):
