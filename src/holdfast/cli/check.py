@@ -83,7 +83,7 @@ def _problems(plan: ResolvedRun, folder: RunFolder, *, goes_on: bool) -> Iterato
     for require in (
         *(partial(require_feasible_start, limit, reserve) for limit in limits),
         partial(require_refusals, plan.config.model, plan.config.refusal_prompts),
-        partial(folder.require_free, plan.values, resume=goes_on),
+        partial(folder.require_usable, plan.values, resume=goes_on),
     ):
         try:
             require()

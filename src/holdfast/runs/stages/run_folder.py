@@ -96,14 +96,24 @@ class RunFolder:
         return self.events.exists() or self.has_checkpoints()
 
     def require_free(self, identity: Mapping[str, object], *, resume: bool) -> None:
+        """As `require_usable`, for the run that takes the folder: it removes what a killed run left."""
+        self.require_usable(identity, resume=resume)
+        for leftover in self._unwritten():
+            leftover.unlink(missing_ok=True)
+
+    def _unwritten(self) -> set[Path]:
+        """Temporary files of a run that was killed while it wrote its settings."""
+        return set() if self.config.exists() else set(self.path.glob(f".{self.config.name}.*.tmp"))
+
+    def require_usable(self, identity: Mapping[str, object], *, resume: bool) -> None:
         """Refuse a folder that holds something else, a run with other settings, or, without `resume`, this run."""
         if not self.path.exists():
             return
         if not self.path.is_dir():
             raise ConfigError(f"output_dir {self.path} is a file", remedy="choose another output_dir")
         if not self.config.exists():
-            leftovers = set(self.path.glob(f".{self.config.name}.*.tmp"))  # of a run killed while it wrote this file
-            if others := [entry for entry in self.path.iterdir() if entry.name != LOCK_FILE and entry not in leftovers]:
+            ours = self._unwritten()
+            if others := [entry for entry in self.path.iterdir() if entry.name != LOCK_FILE and entry not in ours]:
                 what = f"output_dir {self.path} is not empty ({len(others)} entries) and not a run folder"
                 raise ConfigError(what, remedy="choose another output_dir")
             return
