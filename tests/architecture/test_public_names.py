@@ -72,7 +72,8 @@ def test_a_defense_is_registered_by_name_and_modules_are_reached_from_the_top(mo
 
     assert make_defense("of_this_test").name == "of_this_test"
     assert issubclass(hf.errors.ConfigError, hf.errors.HoldfastError)
-    assert str(hf.events.Event.ACTIVE) == "active"
+    active: object = hf.events.Event.ACTIVE
+    assert active == "active"
     assert hf.__version__[0].isdigit()
 
 

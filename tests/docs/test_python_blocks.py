@@ -15,12 +15,10 @@ from tests.docs.test_documents import DOCUMENTS, ROOT, blocks, run_block, user_f
 __all__ = ["user_folder"]
 HERE = "tests/docs/test_python_blocks.py::"
 DOCUMENTED = "tests/docs/test_documents.py::"
+ADDING = "tests/docs/test_adding_defense.py::"
 EXECUTED = {
     ("README.md", 0): DOCUMENTED + "test_readme_trainer_example",
-    (
-        "docs/adding.md",
-        0,
-    ): "tests/docs/test_adding_defense.py::test_it_is_listed_documented_and_trained_from_a_run_file",
+    ("docs/adding.md", 0): ADDING + "test_it_is_listed_documented_and_trained_from_a_run_file",
     ("docs/adding.md", 1): HERE + "test_the_step_engine_of_the_guide_trains",
     ("docs/adding.md", 2): DOCUMENTED + "test_the_judge_of_the_guide_is_found_and_judges",
     ("docs/gate.md", 0): DOCUMENTED + "test_certificate_example",
