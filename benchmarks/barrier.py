@@ -5,8 +5,9 @@
 
 A run is a defense, its options, limits of a set (`refusals.alpha=0.1`), and `rate`, the learning rate; all else are the
 run file's defaults, `safety: auto` among them. Rows are prompts and completions. Conflicts are dropped for every run
-alike, plain SFT included. A record (OUT/MODEL.RUN.json) has the path of g on each probe, the filter's own estimate,
-events, and the loss on the held-out rows per target token; no text.
+alike, plain SFT included. `--dtype float32` is for a model whose noise in bfloat16 is too near to tau, such as SmolLM2
+as `holdfast init --model embedded` aligns it. A record (OUT/MODEL.RUN.json) has the path of g on each probe, the
+filter's own estimate, events, and the loss on the held-out rows per target token; no text.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def trainer_of(
     config = {key: value for key, value in train_defaults(full=False).items() if key in known} | {
         "output_dir": str(folder), "seed": arguments.seed, "learning_rate": rate, "num_train_epochs": arguments.epochs,
         "probe_rows": 0 if plain else arguments.probe_rows, "save_strategy": "no", "report_to": "none",
-        "logging_steps": 10_000, "disable_tqdm": True, "bf16": torch.cuda.is_available(),
+        "logging_steps": 10_000, "disable_tqdm": True, "bf16": model.dtype == torch.bfloat16,
         "use_cpu": not torch.cuda.is_available(),
     }  # fmt: skip
     lora = block("lora")
@@ -132,10 +133,11 @@ def main() -> None:
     parser.add_argument("--probe-rows", type=int, default=200)
     parser.add_argument("--epochs", type=float, default=1)
     parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="[default: bfloat16 on a GPU]")
     parser.add_argument("--replies", type=Path, help="Folder of the stored replies.")
     arguments = parser.parse_args()
     cuda = torch.cuda.is_available()
-    model, tokenizer = load_pair(arguments.model, dtype="bfloat16" if cuda else "float32")
+    model, tokenizer = load_pair(arguments.model, dtype=arguments.dtype or ("bfloat16" if cuda else "float32"))
     model.to("cuda" if cuda else "cpu")
     task, held_out = chats(arguments.task), chats(arguments.held_out)
     settings = ScreeningSettings(limited=False, accept_unsorted=True, monitor_prompts=0, seed=arguments.seed)
@@ -149,7 +151,8 @@ def main() -> None:
             trainer = trainer_of(model, tokenizer, task, held_out, screening, text, Path(folder), arguments)
             trainer.train()
             record = record_of(trainer, text, Path(folder), time.monotonic() - started)
-        write_json(place, {"model": arguments.model.name, "seed": arguments.seed, **record})
+        dtype = str(model.dtype).removeprefix("torch.")
+        write_json(place, {"model": arguments.model.name, "dtype": dtype, "seed": arguments.seed, **record})
         figures = {n: f"{s['above']:.1%} {s['largest']}" for n, s in record["sets"].items()}
         print(arguments.model.name, text, f"loss {record['held_out_loss']:.4f}", figures, flush=True)
         del trainer

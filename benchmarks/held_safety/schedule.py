@@ -22,9 +22,10 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from benchmarks.held_safety.cells import Cell, Plan, read_plan
+from benchmarks.held_safety.data import read_rows, write_rows
 
 ATTEMPTS = 2
 LIMIT_S = 600
@@ -229,6 +230,7 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="Seconds after which a cell counts as hung.")
     parser.add_argument("--again", action="store_true", help="Also cells that ended without an evaluation.")
     parser.add_argument("--status", action="store_true")
+    parser.add_argument("--rows", type=Path, help="Only write the task rows of the cells that wait, each prompt once.")
     parser.add_argument("--memory-share", type=float, help="Of the device, for each worker. [default: all]")
     parser.add_argument("--worker", default="", help="Options of worker.py, in one string.")
     options = parser.parse_args()
@@ -237,23 +239,37 @@ def main() -> None:
     if options.status:
         print(status(cells, work))
         return
+    if options.rows is not None:
+        left = set(waiting(cells, work))
+        write_rows(options.rows, task_rows([cell for cell in cells if cell.name in left], work))
+        return
     for name in ("logs", "results", "failures"):
         (work / name).mkdir(parents=True, exist_ok=True)
     if options.again:
         forget_refused(cells, work)
-    queue = Queue(left := waiting(cells, work))
-    for name in left:  # a record of other arguments: its run cannot be resumed
+    queue = Queue(names := waiting(cells, work))
+    for name in names:  # a record of other arguments: its run cannot be resumed
         if (work / "results" / f"{name}.json").is_file():
             shutil.rmtree(work / "cells" / name, ignore_errors=True)
     command = [sys.executable, "-m", "benchmarks.held_safety.worker", str(work), "--judge", str(options.judge)]
     command += ["--memory-share", str(options.memory_share)] if options.memory_share is not None else []
     command += shlex.split(options.worker)
     with (work / "logs" / "workers.log").open("ab") as log:
-        workers = [Worker(command, log) for _ in range(min(options.width, len(left)))]
+        workers = [Worker(command, log) for _ in range(min(options.width, len(names)))]
         models = read_plan().models
         slots = {cell.name: int(models[cell.model].get("slots", 1)) for cell in cells}
         run_all(queue, workers, work, options.limit_s, slots)
     print(status(cells, work))
+
+
+def task_rows(cells: Sequence[Cell], work: Path) -> list[dict[str, Any]]:
+    """The rows that the cells train on, each prompt once: what a model can be asked before any cell starts.
+
+    Asking takes the whole device for seconds, and starves beside a dozen processes that train.
+    """
+    files = dict.fromkeys(cell.data_file for cell in cells if cell.task is not None)
+    rows = [row for name in files for row in read_rows(work / "data" / name)]
+    return list({str(row["prompt"]): row for row in reversed(rows)}.values())
 
 
 def forget_refused(cells: Sequence[Cell], work: Path) -> None:
