@@ -75,6 +75,8 @@ setup() {
   tar -C "$root/W/models" -xJf "$base/models.tar.xz"
   cp "$base/smol" "$root/pieces/smol"
   cp "$base"/*.{py,json,jsonl} "$base/commit" "$base/offline.sh" "$root/"
+  mkdir -p "$HOLDFAST_CACHE"
+  [ ! -f "$base/replies.tar.xz" ] || tar -C "$HOLDFAST_CACHE" -xJf "$base/replies.tar.xz" # of an earlier sitting, by `take`
   date +%s >"$root/begun"
   nvidia-cuda-mps-control -d # many small processes on one device: 1.7 times as many cells an hour
 }
@@ -111,7 +113,7 @@ barrier() {
   shift 2
   cd "$root/repo"
   "$PYTHON" -m benchmarks.barrier "$root/W/models/$name" "$root/W/data/task/sst2.p0.25.s11.jsonl" \
-    "$root/W/data/tuning/sst2.jsonl" --output "$root/barrier" --replies "$root/W/screening/replies" --runs "$@"
+    "$root/W/data/tuning/sst2.jsonl" --output "$root/barrier" --runs "$@"
 }
 
 take() {
@@ -122,11 +124,11 @@ take() {
   find W/results "${new[@]}" -name '*.json' -print0 | tar -czf "$out/results.tgz" --null -T -
   tar -czf "$out/barrier.tgz" barrier
   find . -maxdepth 3 -name '*.log' -size -2M -print0 | tar -czf "$out/logs.tgz" --null -T -
-  [ -z "${REPLIES:-}" ] || find W -path '*replies*' "${new[@]}" -print0 | tar -czf "$out/replies.tgz" --null -T -
+  [ -z "${REPLIES:-}" ] || tar -C "$HOLDFAST_CACHE" -cJf "$out/replies.tar.xz" replies
 }
 
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps-log
+export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps-log HOLDFAST_CACHE=${HOLDFAST_CACHE:-$HOME/.cache/holdfast}
 case $verb in
   pack | setup | join | model | ask | cells | barrier | take) "$verb" "$@" ;;
   *) sed -n '2,15p' "$0"; exit 2 ;;
