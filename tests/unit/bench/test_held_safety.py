@@ -476,6 +476,22 @@ def test_a_cell_that_was_trained_with_other_arguments_runs_again(tmp_path):
     assert schedule.waiting([cell], tmp_path) == [cell.name]
 
 
+def test_the_rows_of_the_cells_that_wait_are_one_file_with_each_prompt_once(monkeypatch, tmp_path):
+    """What a model is asked before its cells start."""
+    for ratio, prompts in ((0, "ab"), (0.25, "bc"), (0.5, "d")):
+        rows = [{"prompt": prompt, "completion": f"{prompt} in {ratio}"} for prompt in prompts]
+        data.write_rows(tmp_path / "data" / cells.task_file("sst2", ratio, 1), rows)
+    plan = [cells.Cell("0.5b", "auto", "sst2", ratio, 1) for ratio in (0, 0.25, 0.5)]
+    monkeypatch.setattr(schedule, "cells_of", lambda *_: [cells.Cell("0.5b", cells.SHIPPED), *plan])
+    monkeypatch.setattr(schedule, "waiting", lambda *_: ["0.5b.shipped", *(cell.name for cell in plan[:2])])
+    out = tmp_path / "asked.jsonl"
+    monkeypatch.setattr(sys, "argv", ["schedule", str(tmp_path), "--groups", "main05", "--rows", str(out)])
+    schedule.main()
+    assert sorted((row["prompt"], row["completion"]) for row in data.read_rows(out)) == [
+        ("a", "a in 0"), ("b", "b in 0"), ("c", "c in 0.25"),
+    ]  # fmt: skip
+
+
 def test_the_fifth_look_has_the_arguments_of_its_records_and_tuning_has_none_of_them():
     folder = Path(records.__file__).parents[1] / "results" / "held_safety" / "fifth_look"
     found = records.read_records(folder)
