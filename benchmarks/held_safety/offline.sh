@@ -75,7 +75,7 @@ setup() {
   tar -C "$root/W/models" -xJf "$base/models.tar.xz"
   cp "$base/smol" "$root/pieces/smol"
   cp "$base"/*.{py,json,jsonl} "$base/commit" "$base/offline.sh" "$root/"
-  mkdir -p "$HOLDFAST_CACHE"
+  mkdir -p "$HOLDFAST_CACHE" "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
   [ ! -f "$base/replies.tar.xz" ] || tar -C "$HOLDFAST_CACHE" -xJf "$base/replies.tar.xz" # of an earlier sitting, by `take`
   date +%s >"$root/begun"
   nvidia-cuda-mps-control -d # many small processes on one device: 1.7 times as many cells an hour
