@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "answers": load_dataset("json", data_files=given.answers, split="train"),
         },
         constraint={
-            "refusals": hf.ChanceConstraint(unit="kl_first", tau=0.01, beta=100.0, alpha=0.05),
+            "refusals": hf.ChanceConstraint(unit="kl_first", majorizer="capped_ramp", tau=0.01, beta=100.0, alpha=0.05),
             "answers": hf.ChanceConstraint(tau=0.1, beta=10.0, alpha=0.10),
         },
     )  # fmt: skip

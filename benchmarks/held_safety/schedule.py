@@ -148,11 +148,12 @@ def serve(queue: Queue, worker: Worker, work: Path, limit: float, room: Room, sl
 
 
 def run_all(
-    queue: Queue, workers: Sequence[Worker], work: Path, limit: float, slots: Mapping[str, int] | None = None
-) -> None:
-    """Serve the queue until it is empty; a signal to end takes the workers along."""
+    queue: Queue, workers: Sequence[Worker], work: Path, limit: float, slots: Mapping[str, int] | None = None,
+    width: int | None = None,
+) -> None:  # fmt: skip
+    """Serve the queue until it is empty; a signal to end takes the workers along. `width`: else one for each worker."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    shared = (Room(len(workers)), slots or {})
+    shared = (Room(width or len(workers)), slots or {})
     threads = [threading.Thread(target=serve, args=(queue, one, work, limit, *shared), daemon=True) for one in workers]
     try:
         for thread in threads:
@@ -258,7 +259,7 @@ def main() -> None:
         workers = [Worker(command, log) for _ in range(min(options.width, len(names)))]
         models = read_plan().models
         slots = {cell.name: int(models[cell.model].get("slots", 1)) for cell in cells}
-        run_all(queue, workers, work, options.limit_s, slots)
+        run_all(queue, workers, work, options.limit_s, slots, options.width)
     print(status(cells, work))
 
 

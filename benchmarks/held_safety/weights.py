@@ -16,6 +16,7 @@ import re
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 CHUNK = 4 << 20  # bytes of the file that one process takes at a time
 NAMES = {
@@ -39,7 +40,7 @@ def named(tensor: str) -> str:
     return f"{NAMES[stem]}.{kind}"
 
 
-def table(gguf: Path, folder: Path) -> dict:
+def table(gguf: Path, folder: Path) -> dict[str, Any]:
     """Where each tensor lies in `gguf`, and the digest of `folder`'s weights."""
     from gguf import GGUFReader
 
@@ -76,7 +77,7 @@ def piece(job: tuple[str, int, int, int]) -> bytes:
     return values.to(torch.bfloat16).view(torch.uint8).numpy().tobytes()
 
 
-def make(plan: dict, gguf: Path, folder: Path) -> None:
+def make(plan: dict[str, Any], gguf: Path, folder: Path) -> None:
     import torch
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from safetensors.torch import save_file
@@ -91,16 +92,17 @@ def make(plan: dict, gguf: Path, folder: Path) -> None:
     with ProcessPoolExecutor(int(os.environ.get("PROCS", os.cpu_count() or 1))) as pool:
         for owner, part in zip(owners, pool.map(piece, jobs, chunksize=4), strict=True):
             parts.setdefault(owner, []).append(part)
-    weights = {
-        tensor["name"]: torch.frombuffer(bytearray(b"".join(parts.pop(tensor["name"]))), dtype=torch.bfloat16).view(tensor["shape"])
-        for tensor in plan["tensors"]
-    }
+    weights = {}
+    for tensor in plan["tensors"]:
+        whole = bytearray(b"".join(parts.pop(tensor["name"])))
+        weights[tensor["name"]] = torch.frombuffer(whole, dtype=torch.bfloat16).view(tensor["shape"])
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "model.safetensors"
     save_file(weights, target, metadata={"format": "pt"})
     if (found := digest(target)) != plan["sha256"]:
         target.unlink()
-        raise SystemExit(f"{gguf}: the weights have sha256 {found}, expected {plan['sha256']}: a broken file or another table")
+        wanted = f"expected {plan['sha256']}"
+        raise SystemExit(f"{gguf}: the weights have sha256 {found}, {wanted}: a broken file or another table")
 
 
 def main(verb: str, first: str, second: str, third: str) -> None:

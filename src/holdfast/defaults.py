@@ -25,6 +25,7 @@ PROVISIONAL = "provisional, until measured"
 MEASURED = "measured on SmolLM2-135M-Instruct (docs/log.md, the defaults of `defense: holdfast`)"
 EMBEDDED = "chosen on the embedded model (docs/log.md)"
 FOURTH_ROUND = "tuned on Qwen2.5-Coder-0.5B- and 1.5B-Instruct (docs/log.md, 2026-11-18)"
+SEVENTH_ROUND = "tuned on both (docs/log.md, 2026-11-19)"
 TUNED = "tuned on Qwen2.5-Coder-0.5B-Instruct (docs/log.md, 2026-11-16)"
 
 TABLE: Final = (
@@ -42,6 +43,7 @@ TABLE: Final = (
     Default("constraint.refusals.unit", "kl_first", f"{FOURTH_ROUND}: a refusal is decided in its first tokens"),
     Default("constraint.refusals.tau", 0.01, FOURTH_ROUND),
     Default("constraint.refusals.beta", 100.0, "1 / tau"),
+    Default("constraint.refusals.majorizer", "capped_ramp", f"{SEVENTH_ROUND}: a lost refusal counts once"),
     Default("constraint.answers.alpha", 0.10, "measured: over-refusal 0.43, without this set 0.50 (shipped 0.38)"),
     Default("safety.fractions", (0.75, 0.25, 0.0), "task prompts steer or monitor; bundled kinds certify"),
     Default("safety.data.fractions", (0.6, 0.2, 0.2), "of pairs in a file: constraint, monitor, certify"),
@@ -122,14 +124,15 @@ LATER_OPTIONS: Final = MappingProxyType({"value_decay": None, "reserve": 0.0, "d
 """Options of the filter that earlier versions lacked, switched off: stored settings without them mean these."""
 
 
-REFUSALS_IN_KL_TOKEN: Final = MappingProxyType({"unit": "kl_token", "tau": 0.03, "beta": 33.3})
+REFUSALS_IN_KL_TOKEN: Final = MappingProxyType({"unit": "kl_token", "tau": 0.03, "beta": 33.3, "majorizer": "ramp"})
 """The limit of refusals where a file asks for `kl_token`: what the second round of tuning chose for that unit."""
 
 
 def own_reply_defaults(keep: str, unit: str | None, written: Collection[str] = ()) -> dict[str, Any]:
     """The limits of a set of the model's own `refusals` or `answers`, below what is `written`.
 
-    unit, tau and beta were tuned together: they hold for units of KL, and where neither tau nor beta is written.
+    unit, tau, beta and the majorizer were tuned together: they hold for units of KL, and where neither tau nor beta is
+    written.
     """
     values = block(f"constraint.{keep}")
     if unit not in KL_UNITS or {"tau", "beta"} & set(written):

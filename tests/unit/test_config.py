@@ -393,10 +393,10 @@ def test_stored_settings_with_a_filter_of_their_own_are_read_and_resumed(tmp_pat
 
 def test_the_limits_of_own_refusals_hold_in_every_unit_of_kl():
     tuned = own_reply_defaults("refusals", "kl_token")  # the defense's unit, not written
-    assert set(tuned) == {"alpha", "unit", "tau", "beta"}
+    assert set(tuned) == {"alpha", "unit", "tau", "beta", "majorizer"}
     assert own_reply_defaults("refusals", "kl_first", {"unit"}) == tuned
     whole = own_reply_defaults("refusals", "kl_token", {"unit"})
-    assert (whole["unit"], whole["tau"], whole["beta"]) == ("kl_token", 0.03, 33.3)
+    assert (whole["unit"], whole["tau"], whole["beta"], whole["majorizer"]) == ("kl_token", 0.03, 33.3, "ramp")
     assert set(own_reply_defaults("answers", "kl_token", {"unit"})) == {"alpha"}
     assert set(own_reply_defaults("refusals", "nll_token")) == {"alpha"}
     assert set(own_reply_defaults("refusals", "kl_first", {"tau"})) == {"alpha"}

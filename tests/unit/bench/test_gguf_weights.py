@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from benchmarks.held_safety import weights
 from safetensors.torch import load_file, save_file
-
-gguf = pytest.importorskip("gguf")
 
 SHAPES = {"token_embd.weight": (64, 32), "blk.0.attn_q.weight": (32, 64), "blk.0.attn_norm.weight": (32,)}
 """More than one piece each but for the norm, at the size of piece of this test."""
