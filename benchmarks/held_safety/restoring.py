@@ -61,9 +61,11 @@ def main() -> None:
         if plain and chosen:
             print(line(chosen, plain, task))
     for model in ("0.5b", "1.5b"):
-        chosen = [cell for cell in cells if (cell["task"], cell["model"]) == ("gsm8k", model)]
+        chosen = [cell for cell in cells if cell["model"] == model]
         if chosen:
-            print(f"gsm8k, {model}: restored {share(chosen):.3f}")
+            most = max(share([cell]) for cell in chosen)
+            hard = [cell for cell in chosen if cell["task"] == "gsm8k"]
+            print(f"{model}: restored {share(chosen):.3f}, most in a run {most:.3f}, gsm8k {share(hard):.3f}")
     held = [cell["training"]["result"]["safety"]["refusals"]["constraint"] for cell in cells]
     g, beyond = [one["g"] for one in held], [one["violation_rate"] for one in held]
     print(f"all {len(cells)} runs: restored {share(cells):.4f}")

@@ -155,7 +155,8 @@ def provenance(records: Sequence[Record], model: str) -> str:
     made = [record["provenance"] for record in chosen]
     commits = ", ".join(sorted({str(one["commit"])[:7] for one in made}))
     hardware = ", ".join(sorted({one["hardware"] for one in made}))
-    seconds = [record["seconds"] for record in chosen if record["training"]]
+    trained = [record for record in chosen if record["training"] and "--resume" not in record["training"]["arguments"]]
+    seconds = [record["seconds"] for record in trained]
     took = f"{min(seconds):.0f} to {max(seconds):.0f} s a cell, many at once" if seconds else "no cell was trained"
     packages = ", ".join(f"{name} {made[0]['versions'].get(name)}" for name in ("torch", "transformers"))
     return (
