@@ -6,8 +6,10 @@
 A run is a defense, its options, limits of a set (`refusals.alpha=0.1`), and `rate`, the learning rate; all else are the
 run file's defaults, `safety: auto` among them. Rows are prompts and completions. Conflicts are dropped for every run
 alike, plain SFT included. `--dtype float32` is for a model whose noise in bfloat16 is too near to tau, such as SmolLM2
-as `holdfast init --model embedded` aligns it. A record (OUT/MODEL.RUN.json) has the path of g on each probe, the
-filter's own estimate, events, and the loss on the held-out rows per target token; no text.
+as `holdfast init --model embedded` aligns it. A barrier holds where at most 5 % of the steps have g > 0 on a probe and
+the largest g is at most 0.01; with `--stop-lost` a run ends as soon as it cannot hold any more. A record
+(OUT/MODEL.RUN.json) has the path of g on each probe, the filter's own estimate, events, and the loss on the held-out
+rows per target token; no text.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import copy
 import json
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -100,6 +103,23 @@ def trainer_of(
     )  # fmt: skip
 
 
+ABOVE, LARGEST = 0.05, 0.01
+"""A barrier holds where at most this share of the steps has g > 0 on a probe, and no g is larger than this."""
+
+
+class Lost:
+    """Ends a run that cannot hold any more; a listener to its steps."""
+
+    def __init__(self, trainer: SafeSFTTrainer) -> None:
+        self._trainer, self._above = trainer, Counter[str]()
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        for name, g in row.get("probe", {}).items():
+            self._above[name] += not g <= 0  # nan is not below 0
+            if not g <= LARGEST or self._above[name] > ABOVE * self._trainer.state.max_steps:
+                self._trainer.control.should_training_stop = True
+
+
 def record_of(trainer: SafeSFTTrainer, text: str, folder: Path, seconds: float) -> dict[str, Any]:
     """Paths and figures of a finished run."""
     rows = [row for row in event_log.read(folder / "events.jsonl") if "loss" in row]
@@ -112,8 +132,8 @@ def record_of(trainer: SafeSFTTrainer, text: str, folder: Path, seconds: float) 
         for name, found in figures.get("probe", {}).items()
     }  # fmt: skip
     return {
-        "run": text, "steps": len(rows), "seconds": round(seconds, 1), "sets": sets,
-        "events": figures["events"],
+        "run": text, "steps": len(rows), "planned_steps": trainer.state.max_steps, "seconds": round(seconds, 1),
+        "sets": sets, "events": figures["events"],
         "pulled": [row.get("pulled", 1.0) for row in rows], "losses": [row["loss"] for row in rows],
         "held_out_loss": trainer.evaluate()["eval_loss"], "step": trainer.run.engine.name,
         "provenance": {
@@ -134,6 +154,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=float, default=1)
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), help="[default: bfloat16 on a GPU]")
+    parser.add_argument("--stop-lost", action="store_true", help="End a run once it cannot hold any more.")
     parser.add_argument("--replies", type=Path, help="Folder of the stored replies.")
     arguments = parser.parse_args()
     cuda = torch.cuda.is_available()
@@ -149,6 +170,8 @@ def main() -> None:
         started = time.monotonic()
         with TemporaryDirectory() as folder:
             trainer = trainer_of(model, tokenizer, task, held_out, screening, text, Path(folder), arguments)
+            if arguments.stop_lost:
+                trainer.step_listeners.append(Lost(trainer))
             trainer.train()
             record = record_of(trainer, text, Path(folder), time.monotonic() - started)
         dtype = str(model.dtype).removeprefix("torch.")

@@ -6,7 +6,7 @@
 #   offline.sh model ROOT NAME             there: check a model's hash and make its weights, once all its pieces are there
 #   offline.sh ask ROOT NAME ASKED         there: the shipped model's replies to prompts, before any cell needs them
 #   offline.sh cells ROOT GROUP...         there: run cells; WIDTH, SHARE and LIMIT say how
-#   offline.sh barrier ROOT NAME RUN...    there: one run of benchmarks.barrier after the other
+#   offline.sh barrier ROOT NAME RUN...    there: one run of benchmarks.barrier after the other; DTYPE may say float32
 #   offline.sh take ROOT OUT               there: new records, logs and, with REPLIES=1, stored replies, in archives
 # DATA: the public data sets. JUDGE: the judge's folder. TOOL: a script with the verbs fetch, split and convert for the
 # models' files. NAME: qwen2.5-coder-0.5b-instruct or qwen2.5-coder-1.5b-instruct. ASKED: NAME=GROUP,GROUP... for each
@@ -117,7 +117,7 @@ barrier() {
   shift 2
   cd "$root/repo"
   "$PYTHON" -m benchmarks.barrier "$root/W/models/$name" "$root/W/data/task/sst2.p0.25.s11.jsonl" \
-    "$root/W/data/tuning/sst2.jsonl" --output "$root/barrier" --runs "$@"
+    "$root/W/data/tuning/sst2.jsonl" --output "$root/barrier" ${DTYPE:+--dtype "$DTYPE"} --stop-lost --runs "$@"
 }
 
 take() {

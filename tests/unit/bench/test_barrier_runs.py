@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from benchmarks import barrier
+from tests.unit.trainers.building import TIGHT, build
 
 from holdfast import ChanceConstraint
 from holdfast.core.errors import ConfigError
@@ -51,8 +52,9 @@ def test_a_record_has_the_path_of_every_set(tmp_path):
     ]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     trainer = SimpleNamespace(
-        evaluate=lambda: {"eval_loss": 0.5}, run=SimpleNamespace(engine=SimpleNamespace(name="two_pass"))
-    )
+        evaluate=lambda: {"eval_loss": 0.5}, run=SimpleNamespace(engine=SimpleNamespace(name="two_pass")),
+        state=SimpleNamespace(max_steps=7),
+    )  # fmt: skip
     found = barrier.record_of(trainer, "holdfast rate=1e-3", tmp_path, 1.0)
     assert found["sets"] == {
         "refusals": {"steps": 2, "above": 0.5, "largest": None, "probe": [-0.04, None], "estimate": [-0.05, -0.02]}
@@ -60,4 +62,31 @@ def test_a_record_has_the_path_of_every_set(tmp_path):
     assert (found["events"], found["pulled"], found["losses"]) == (
         {"inactive": 1, "active": 1}, [1.0, 0.9], [2.0, 1.0],
     )  # fmt: skip
-    assert found["held_out_loss"] == 0.5
+    assert (found["held_out_loss"], found["steps"], found["planned_steps"]) == (0.5, 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("path", "ends_at"),
+    [
+        ([-0.1, 0.01, -0.1, 0.01, -0.1], None),  # 2 of 40 steps are 5 %
+        ([-0.1, 0.01, 0.001, 0.001, -0.1], 4),
+        ([-0.1, 0.0101], 2),
+        ([-0.1, float("nan")], 2),
+    ],
+)
+def test_a_run_ends_once_it_cannot_hold(path, ends_at):
+    control = SimpleNamespace(should_training_stop=False)
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(max_steps=40), control=control)
+    lost, ended = barrier.Lost(trainer), None
+    for step, g in enumerate(path, 1):
+        lost({"step": step, "probe": {"refusals": -0.2, "answers": g}})
+        ended = ended or (step if control.should_training_stop else None)
+    assert ended == ends_at
+
+
+def test_a_trainer_stops_at_the_step_that_loses(tmp_path, monkeypatch):
+    trainer = build(tmp_path, given={"constraint": TIGHT}, probe_rows=5)
+    monkeypatch.setattr(barrier, "LARGEST", -1.0)  # what every step exceeds
+    trainer.step_listeners.append(barrier.Lost(trainer))
+    trainer.train()
+    assert trainer.state.global_step == 1 < trainer.state.max_steps
