@@ -164,18 +164,17 @@ def test_readme_says_what_the_records_say_beside_the_table():
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     before = shipped(records, "1.5b", "reported")["evaluation"]["shares"]["HS"]
     assert re.search(rf"1\.5B.{{0,60}}shipped.{{0,60}}\b{before:.2f}\b", text), "README: harmful replies as shipped"
-    assert front.endpoint(records, "0.5b") == "met in 13 of 13", "README: in every row that gave a model"
-    assert front.endpoint(records, "1.5b") == "met in 12 of 13", "README: in every row that gave a model"
-    (stopped,) = [r for r in records if (r["method"], r["part"]) == ("auto", "reported") and not r["evaluation"]]
-    code = stopped["training"]["exit_code"]
-    assert re.search(rf"{re.escape(stopped['model'].upper())}.{{0,60}}exit code {code}\b", text), "README: no adapter"
+    for model in ("0.5b", "1.5b"):
+        assert front.endpoint(records, model) == "met in 13 of 13", "README: in every row"
+    runs = [r for r in records if (r["method"], r["part"]) == ("auto", "reported")]
+    assert all(r["evaluation"] for r in runs), "README: no run is said to have stopped"
     assert missed_task() in text, "README: rows that miss T"
     seeds = {model: len(front.cells_of(records, model, "auto", "sst2")) for model in ("0.5b", "1.5b")}
     assert seeds == {"0.5b": 3, "1.5b": 1}, "README says how many seeds"
 
 
 def missed_task() -> str:
-    """How many rows of docs/results-auto.md miss T, of all that have a task: `9 of 23 rows`."""
+    """How many rows of docs/results-auto.md miss T, of all that have a task: `9 of 24 rows`."""
     lines = (ROOT / "docs/results-auto.md").read_text(encoding="utf-8").splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if "| auto |" in line]
     with_task = [row[-1] for row in rows if row[1] != "1"]
