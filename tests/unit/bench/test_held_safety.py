@@ -245,7 +245,7 @@ def evaluation(harm, borderline, right, *, loss=0.5, prompts="a"):
 
 def cell(method, seed, found, *, ratio=0.5, part="reported", config=None, code=0, message=""):
     trained = None if method == cells.SHIPPED else {
-        "exit_code": code, "message": message,
+        "exit_code": code, "message": message, "arguments": ["seed=1", "--json"],
         "screening": {"poison": 500, "poison_found": 270, "clean": 500, "clean_found": 1},
     }  # fmt: skip
     one = cells.Cell(
@@ -301,12 +301,15 @@ def test_cells_that_were_asked_other_prompts_are_not_compared():
 
 def test_a_page_has_the_tables_the_refused_cells_and_the_screening(tmp_path):
     stopped = cell("auto", 3, None, code=3, message="step 3/9\nerror: too many conflicts\n  What to do: drop them")
-    for record in (SHIPPED, cell("auto", 1, KEPT), cell("sft", 1, BROKEN), stopped):
+    resumed = cell("auto", 2, KEPT) | {"seconds": 1.0}
+    resumed["training"]["arguments"].append("--resume")
+    for record in (SHIPPED, cell("auto", 1, KEPT), resumed, cell("sft", 1, BROKEN), stopped):
         (tmp_path / f"{record['name']}.json").write_text(json.dumps(record))
     (tmp_path / "other.json").write_text("{}")
     page = table.page(records.read_records(tmp_path))
     assert "gave no model: exit code 3, too many conflicts." in page
-    assert "| sst2 | 0.5 | 270 of 500 | 1 of 500 |" in page
+    assert "| sst2 | 0.5 | 540 of 1000 | 2 of 1000 |" in page
+    assert "; 9 to 9 s a cell" in page, "a resumed cell tells no time"
     text = f"before\n{table.START}\nold\n{table.END}\nafter"
     assert table.rewritten(text, "new") == f"before\n{table.START}\n\nnew\n\n{table.END}\nafter"
     with pytest.raises(SystemExit, match="held safety"):
