@@ -238,3 +238,20 @@ def test_a_folder_removed_before_the_lock_was_opened_is_made_again(tmp_path, mon
 def test_a_place_in_which_no_folder_can_be_made_is_refused_at_once():
     with pytest.raises(ConfigError, match="cannot be written"), RunLock(Path("/proc/no-such-place/run")):
         pass
+
+
+def test_a_folder_removed_between_two_looks_is_made_again(tmp_path, monkeypatch):
+    """It was there when it was to be made, and is gone when it is looked at: another process released it."""
+    folder, made, calls = tmp_path / "run", Path.mkdir, []
+
+    def mkdir(self: Path, *arguments: object, **options: object) -> None:
+        if self == folder and not calls:
+            calls.append(self)
+            raise FileExistsError(17, "File exists", str(self))
+        made(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with RunLock(folder):
+        assert (folder / LOCK_FILE).exists()
+    assert calls == [folder]
+    assert not folder.exists(), "this lock made it"

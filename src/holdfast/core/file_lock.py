@@ -83,8 +83,8 @@ class RunLock:
             except Timeout as error:
                 with suppress(FileNotFoundError):  # its former holder removed it just now: try again
                     raise self._in_use(_holder(self.path.read_bytes())) from error
-            except OSError as error:  # the former holder may have removed the empty folder between the two calls
-                if not isinstance(error, FileNotFoundError) or attempt == ATTEMPTS:
+            except OSError as error:  # the former holder may have removed the empty folder between two of the calls
+                if not isinstance(error, FileNotFoundError | FileExistsError) or attempt == ATTEMPTS:
                     raise _refused(self.path, error, "output_dir") from error
         raise self._in_use(None)
 
