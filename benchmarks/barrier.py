@@ -8,8 +8,8 @@ run file's defaults, `safety: auto` among them. Rows are prompts and completions
 alike, plain SFT included. `--dtype float32` is for a model whose noise in bfloat16 is too near to tau, such as SmolLM2
 as `holdfast init --model embedded` aligns it. A barrier holds where at most 5 % of the steps have g > 0 on a probe and
 the largest g is at most 0.01; with `--stop-lost` a run ends as soon as it cannot hold any more. A record
-(OUT/MODEL.RUN.json) has the path of g on each probe, the filter's own estimate, events, and the loss on the held-out
-rows per target token; no text.
+(OUT/MODEL.RUN.SEED.json) has the path of g on each probe, the filter's own estimate, events, and the loss on the
+held-out rows per target token; no text.
 """
 
 from __future__ import annotations
@@ -103,6 +103,12 @@ def trainer_of(
     )  # fmt: skip
 
 
+def place_of(text: str, arguments: argparse.Namespace) -> Path:
+    """Where a run's record lies: a precision that was asked for is in its name, so that it does not count as done."""
+    ends = [f"s{arguments.seed}", *([arguments.dtype] if arguments.dtype else []), "json"]
+    return Path(arguments.output / ".".join([arguments.model.name, text.replace(" ", "."), *ends]))
+
+
 ABOVE, LARGEST = 0.05, 0.01
 """A barrier holds where at most this share of the steps has g > 0 on a probe, and no g is larger than this."""
 
@@ -164,7 +170,7 @@ def main() -> None:
     settings = ScreeningSettings(limited=False, accept_unsorted=True, monitor_prompts=0, seed=arguments.seed)
     screening = screen(model, task, tokenizer, settings=settings, replies=arguments.replies)
     for text in arguments.runs:
-        place = arguments.output / f"{arguments.model.name}.{text.replace(' ', '.')}.s{arguments.seed}.json"
+        place = place_of(text, arguments)
         if place.is_file():
             continue
         started = time.monotonic()

@@ -32,7 +32,7 @@ NAMES = {
 
 
 def named(tensor: str) -> str:
-    """The name that transformers gives a tensor of a Qwen2 or Llama GGUF file."""
+    """The name that transformers gives a tensor of a Qwen2 GGUF file; Llama's have other queries and keys."""
     stem, kind = tensor.rsplit(".", 1)
     layer = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
     if layer:
@@ -105,14 +105,15 @@ def make(plan: dict[str, Any], gguf: Path, folder: Path) -> None:
         raise SystemExit(f"{gguf}: the weights have sha256 {found}, {wanted}: a broken file or another table")
 
 
-def main(verb: str, first: str, second: str, third: str) -> None:
-    if verb == "table":
-        Path(third).write_text(json.dumps(table(Path(first), Path(second))))
-    elif verb == "make":
-        make(json.loads(Path(first).read_text()), Path(second), Path(third))
-    else:
-        raise SystemExit(__doc__)
+def main() -> None:
+    match sys.argv[1:]:
+        case ["table", gguf, folder, out]:
+            Path(out).write_text(json.dumps(table(Path(gguf), Path(folder))))
+        case ["make", plan, gguf, folder]:
+            make(json.loads(Path(plan).read_text()), Path(gguf), Path(folder))
+        case _:
+            raise SystemExit(__doc__)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

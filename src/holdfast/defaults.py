@@ -25,7 +25,7 @@ PROVISIONAL = "provisional, until measured"
 MEASURED = "measured on SmolLM2-135M-Instruct (docs/log.md, the defaults of `defense: holdfast`)"
 EMBEDDED = "chosen on the embedded model (docs/log.md)"
 FOURTH_ROUND = "tuned on Qwen2.5-Coder-0.5B- and 1.5B-Instruct (docs/log.md, 2026-11-18)"
-SEVENTH_ROUND = "tuned on both (docs/log.md, 2026-11-19)"
+SEVENTH_ROUND = "tuned on Qwen2.5-Coder-0.5B- and 1.5B-Instruct (docs/log.md, 2026-11-19)"
 TUNED = "tuned on Qwen2.5-Coder-0.5B-Instruct (docs/log.md, 2026-11-16)"
 
 TABLE: Final = (

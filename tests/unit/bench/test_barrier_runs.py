@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +43,15 @@ def test_a_run_has_limits_of_its_own_over_the_defaults():
         assert mine == ChanceConstraint(**expected["refusals"]), given
     with pytest.raises(ConfigError, match="no set refusal"):
         barrier.constraints(screening, {"refusal": {"tau": 0.02}})
+
+
+def test_a_run_in_another_precision_has_a_record_of_its_own():
+    def place(dtype: str | None) -> str:
+        given: Any = SimpleNamespace(output=Path("out"), model=Path("models/m"), seed=11, dtype=dtype)
+        return barrier.place_of("holdfast reserve=0.2 rate=1e-3", given).as_posix()
+
+    assert place(None) == "out/m.holdfast.reserve=0.2.rate=1e-3.s11.json"
+    assert place("float32") == "out/m.holdfast.reserve=0.2.rate=1e-3.s11.float32.json"
 
 
 def test_a_record_has_the_path_of_every_set(tmp_path):

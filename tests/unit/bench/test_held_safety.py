@@ -301,19 +301,22 @@ def test_cells_that_were_asked_other_prompts_are_not_compared():
 
 def test_a_page_has_the_tables_the_refused_cells_and_the_screening(tmp_path):
     stopped = cell("auto", 3, None, code=3, message="step 3/9\nerror: too many conflicts\n  What to do: drop them")
-    resumed = cell("auto", 2, KEPT) | {"seconds": 1.0}
-    resumed["training"]["arguments"].append("--resume")
-    for record in (SHIPPED, cell("auto", 1, KEPT), resumed, cell("sft", 1, BROKEN), stopped):
+    for record in (SHIPPED, cell("auto", 1, KEPT), cell("sft", 1, BROKEN), stopped):
         (tmp_path / f"{record['name']}.json").write_text(json.dumps(record))
     (tmp_path / "other.json").write_text("{}")
     page = table.page(records.read_records(tmp_path))
     assert "gave no model: exit code 3, too many conflicts." in page
-    assert "| sst2 | 0.5 | 540 of 1000 | 2 of 1000 |" in page
-    assert "; 9 to 9 s a cell" in page, "a resumed cell tells no time"
+    assert "| sst2 | 0.5 | 270 of 500 | 1 of 500 |" in page
     text = f"before\n{table.START}\nold\n{table.END}\nafter"
     assert table.rewritten(text, "new") == f"before\n{table.START}\n\nnew\n\n{table.END}\nafter"
     with pytest.raises(SystemExit, match="held safety"):
         table.rewritten("no markers", "new")
+
+
+def test_a_resumed_cell_tells_no_time():
+    whole, resumed = cell("auto", 1, KEPT), cell("auto", 2, KEPT) | {"seconds": 1.0}
+    resumed["training"]["arguments"].append("--resume")
+    assert "; 9 to 9 s a cell" in table.page([SHIPPED, whole, resumed])
 
 
 # -- choosing settings
@@ -632,16 +635,26 @@ def test_a_default_is_chosen_from_what_qualifies_with_every_model() -> None:
         choose.chosen_for_all([[trial("a", 0.05, 0.06, 1.0)]], "a")
 
 
+def chosen_by(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The last line that `choose` prints."""
+    monkeypatch.setattr("sys.argv", ["choose", *words])
+    choose.main()
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+FOURTH = ("default", "anchor", "first_0.03", "first_0.01")
 FIFTH = ("first_0.01", "log_0.01", "capped_0.01", "capped_0.02")
 ROUNDS = [
     cells.HERE.parent / "results" / "held_safety" / f"tuning_{name}_round" for name in ("third", "fourth", "fifth")
 ]
 
 
-def test_what_the_fifth_round_chose(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["choose", *map(str, ROUNDS), "--model", "0.5b", "1.5b", "--configs", *FIFTH])
-    choose.main()
-    assert capsys.readouterr().out.splitlines()[-1] == "chosen: capped_0.02"
+@pytest.mark.parametrize(
+    ("folders", "configs", "chosen"), [(ROUNDS[:2], FOURTH, "first_0.01"), (ROUNDS, FIFTH, "capped_0.02")]
+)
+def test_what_the_fourth_and_the_fifth_round_chose(folders, configs, chosen, monkeypatch, capsys) -> None:
+    words = (*map(str, folders), "--model", "0.5b", "1.5b", "--configs", *configs)
+    assert chosen_by(monkeypatch, capsys, *words) == f"chosen: {chosen}"
 
 
 def test_a_configuration_with_some_of_its_cells_is_not_chosen(
@@ -685,10 +698,10 @@ def test_the_default_is_what_the_seventh_round_chose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = [*ROUNDS, *(ROUNDS[0].with_name(f"tuning_{name}_round") for name in ("sixth", "seventh"))]
-    given = ["--model", "0.5b", "1.5b", "--configs", *SEVENTH, "--least-harm", "capped_0.02"]
-    monkeypatch.setattr("sys.argv", ["choose", *map(str, folders), *given])
-    choose.main()
-    *_, last = capsys.readouterr().out.splitlines()
+    given = ["--configs", *SEVENTH, "--least-harm", "capped_0.02", "--model", "0.5b"]
+    assert chosen_by(monkeypatch, capsys, *map(str, folders), *given) == "chosen: capped_0.01"
+    given.append("1.5b")
+    last = chosen_by(monkeypatch, capsys, *map(str, folders), *given)
     settings = cells.read_plan().tuning["configs"][last.removeprefix("chosen: ")]
     in_table = {f"constraint.refusals.{key}": value for key, value in defaults.block("constraint.refusals").items()}
     assert in_table.items() >= settings.items()
