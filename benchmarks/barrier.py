@@ -3,10 +3,11 @@
     python -m benchmarks.barrier MODEL TASK.jsonl HELD_OUT.jsonl --output OUT --runs "holdfast rate=1e-3" \
         "holdfast refusals.majorizer=capped_ramp anchor=true reserve=0.2 rate=1e-3" "sft rate=1e-3"
 
-A run is a defense, its options, limits of a set (`refusals.alpha=0.1`), and `rate`, the learning rate; all else are the
-run file's defaults, `safety: auto` among them. Rows are prompts and completions. Conflicts are dropped for every run
-alike, plain SFT included. `--dtype float32` is for a model whose noise in bfloat16 is too near to tau, such as SmolLM2
-as `holdfast init --model embedded` aligns it. A barrier holds where at most 5 % of the steps have g > 0 on a probe and
+A run is a defense, its options, limits of a set (`refusals.alpha=0.1`), fields of `train`
+(`train.safety_batch_size=2`), and `rate`, the learning rate; all else are the run file's defaults, `safety: auto` among
+them. Rows are prompts and completions. Conflicts are dropped for every run alike, plain SFT included. `--dtype float32`
+is for a model whose noise in bfloat16 is too near to tau, such as SmolLM2 as `holdfast init --model embedded` aligns
+it. A barrier holds where at most 5 % of the steps have g > 0 on a probe and
 the largest g is at most 0.01; with `--stop-lost` a run ends as soon as it cannot hold any more. A record
 (OUT/MODEL.RUN.SEED.json) has the path of g on each probe, the filter's own estimate, events, and the loss on the
 held-out rows per target token; no text.
@@ -50,7 +51,10 @@ def chats(path: Path) -> Dataset:
 
 
 def parsed(text: str) -> tuple[dict[str, Any], float, dict[str, dict[str, Any]]]:
-    """A defense with its options, the learning rate, and limits by set, where they are not the defaults."""
+    """A defense with its options, the learning rate, and limits by set, where they are not the defaults.
+
+    Among the sets `train`, for fields of that block.
+    """
     name, _, rest = text.partition(" ")
     options = filter_options(rest)
     rate = float(options.pop("rate"))
@@ -79,14 +83,14 @@ def trainer_of(
 ) -> SafeSFTTrainer:  # fmt: skip
     """One run, with the defaults of a run file."""
     defense, rate, limits = parsed(text)
-    plain = defense["name"] == "sft"
+    plain, own = defense["name"] == "sft", limits.pop("train", {})
     known = set(SafeSFTConfig.__dataclass_fields__)
     config = {key: value for key, value in train_defaults(full=False).items() if key in known} | {
         "output_dir": str(folder), "seed": arguments.seed, "learning_rate": rate, "num_train_epochs": arguments.epochs,
         "probe_rows": 0 if plain else arguments.probe_rows, "save_strategy": "no", "report_to": "none",
         "logging_steps": 10_000, "disable_tqdm": True, "bf16": model.dtype == torch.bfloat16,
         "use_cpu": not torch.cuda.is_available(),
-    }  # fmt: skip
+    } | own  # fmt: skip
     lora = block("lora")
     set_seed(arguments.seed)
     peft = LoraConfig(

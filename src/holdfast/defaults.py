@@ -62,6 +62,7 @@ TABLE: Final = (
     Default("defense.reserve", 0.0, "all of alpha may be used"),
     Default("defense.dual", 0.0, "the optimizer's gradient is the task's alone"),
     Default("defense.every", 1, "every step measures what it holds"),
+    Default("defense.draw", "pass", "all rows in turn"),
     Default("defense.anchor", False, "steps go as far from theta_0 as the barrier lets them"),
     # -- how it is learned
     Default("train.learning_rate", 3e-4, f"{TUNED}; not used with `lora: null`"),
@@ -120,7 +121,9 @@ def constraint_defaults(*, kl: bool = True) -> dict[str, Any]:
     return {**{name: default(f"constraint.{name}") for name in names}, "unit": unit}
 
 
-LATER_OPTIONS: Final = MappingProxyType({"value_decay": None, "reserve": 0.0, "dual": 0.0, "anchor": False, "every": 1})
+LATER_OPTIONS: Final = MappingProxyType(
+    {"value_decay": None, "reserve": 0.0, "dual": 0.0, "anchor": False, "every": 1, "draw": "pass"}
+)
 """Options of the filter that earlier versions lacked, switched off: stored settings without them mean these."""
 
 

@@ -193,7 +193,8 @@ def test_a_checkpoint_without_relief_goes_on_with_a_step_that_measures_nothing()
 
 OUT_OF_RANGE = [
     {"anchor": True, "space": "gradient"}, {"reserve": 1.0}, {"reserve": -0.1}, {"value_decay": 1.0}, {"every": 0},
-    {"every": 2}, {"every": 2, "anchor": True, "estimator": "batch"},
+    {"every": 2}, {"every": 2, "anchor": True, "estimator": "batch"}, {"draw": "often"},
+    {"draw": "importance", "estimator": "table"},
 ]  # fmt: skip
 
 

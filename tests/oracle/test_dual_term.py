@@ -8,7 +8,7 @@ import torch
 
 import holdfast as hf
 from holdfast.constraint.gradients import ParameterSpace
-from holdfast.constraint.memory import LARGEST, DualTerm
+from holdfast.constraint.memory import DUAL_DECAY, LARGEST, DualTerm
 from holdfast.constraint.problem import measure
 from holdfast.core.errors import ConfigError
 
@@ -34,8 +34,23 @@ def test_the_term_has_the_length_of_the_task_gradient_times_its_ratio():
     p = torch.nn.Parameter(torch.zeros(3))
     p.grad = torch.tensor([3.0, 4.0, 0.0])
     h = [[torch.tensor([0.0, 0.0, 1e4])], [torch.tensor([1e-4, 0.0, 0.0])], [torch.zeros(3)]]
-    DualTerm([0.5, 2.0, 1.0]).add(ParameterSpace([p]), h, [1e8, 1e-8, 0.0])
+    term = DualTerm([0.5, 2.0, 1.0])
+    term.fold_norms([1e8, 1e-8, 0.0])
+    term.add(ParameterSpace([p]), h)
     assert p.grad.tolist() == pytest.approx([3.0 + 10.0, 4.0, 2.5])
+
+
+def test_a_batch_that_says_little_is_not_stretched():
+    """The term of a batch is its gradient over the root mean square of those before and of itself, debiased."""
+    p, term = torch.nn.Parameter(torch.zeros(1)), DualTerm([0.5])
+    seen = [4.0, 1.0, 0.25, 1e-4]
+    for norm in seen:
+        term.fold_norms([norm**2])
+    weights = [DUAL_DECAY ** (len(seen) - 1 - i) for i in range(len(seen))]
+    rms = math.sqrt(sum(w * norm**2 for w, norm in zip(weights, seen, strict=True)) / sum(weights))
+    p.grad = torch.tensor([3.0])
+    term.add(ParameterSpace([p]), [[torch.tensor([1e-4])]])
+    assert float(p.grad) == pytest.approx(3.0 + 0.5 * 3.0 * 1e-4 / rms)
 
 
 def test_it_takes_over_from_the_corrections():

@@ -171,6 +171,15 @@ def test_it_is_the_same_where_only_some_steps_measure(tmp_path):
     assert 3 <= len(fused.side) < len(fused.task) == 10
 
 
+@pytest.mark.parametrize("more", [{}, {"gradient_accumulation_steps": 2}, {"skip_inactive_rows": "on"}], ids=str)
+def test_it_is_the_same_where_rows_are_drawn_by_importance(tmp_path, more):
+    def make() -> dict[str, Any]:
+        return {"defense": {"name": "holdfast", "draw": "importance", "reserve": 0.2}}
+
+    given = {"learning_rate": 0.02, "optim": "sgd", "max_steps": 4, "safety_batch_size": 4, **more}
+    both(tmp_path, make=make, limit=SOME_ACTIVE, tolerance=1e-5, **given)  # weights have the rounding of small terms
+
+
 def test_it_is_the_same_with_several_safety_sets(tmp_path):
     def make() -> dict[str, Any]:
         return {

@@ -50,6 +50,9 @@ VARIANTS = {
             "trust_region": 0.3,
         }
     },
+    "update, rows drawn by importance": {
+        "defense": {"name": "holdfast", "draw": "importance", "anchor": True, "reserve": 0.2, "dual": 0.3}
+    },
     "update, identity, batch, safety rows two by two": {
         "defense": {"name": "holdfast", "metric": "identity", "estimator": "batch"},
         "args": {"safety_micro_batch_size": 2},

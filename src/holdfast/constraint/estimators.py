@@ -96,7 +96,7 @@ class TableEstimator(EmaEstimator):
 
     def __init__(self, size: int, start_phi: float, decay: float = 0.9) -> None:
         super().__init__(decay, start_phi)
-        self.table = torch.full((_checked_size(size),), start_phi, dtype=torch.float64)
+        self.table = torch.full((checked_size(size),), start_phi, dtype=torch.float64)
         self.visited = torch.zeros(size, dtype=torch.float64)  # the update that last saw a row; 0: none yet
         self.moments = torch.zeros(4, dtype=torch.float64)
 
@@ -114,7 +114,7 @@ class TableEstimator(EmaEstimator):
         new, old = phi - self.start_phi, seen - self.start_phi
         moments = torch.stack([new.mean(), old.mean(), (new * old).mean(), old.square().mean()])
         self.moments += average_weight(self.decay, self.steps) * (moments - self.moments)
-        _remember(self.table, index, phi)
+        remember(self.table, index, phi)
         self.visited[index] = float(now)
         return estimate
 
@@ -132,7 +132,7 @@ class TableEstimator(EmaEstimator):
     def load_state_dict(self, state: Stored) -> None:
         """In a state of an earlier version all rows count as seen together."""
         super().load_state_dict(state)
-        self.table = _loaded_table(state, len(self.table))
+        self.table = loaded_table(state, len(self.table))
         self.moments = torch.as_tensor(state["moments"], dtype=torch.float64).clone()
         visited = state.get("visited", torch.full((len(self.table),), float(self.steps)))
         self.visited = torch.as_tensor(visited, dtype=torch.float64).clone()
@@ -148,12 +148,12 @@ class TailThreshold:
 
     def __init__(self, size: int, *, tau: float, alpha: float, decay: float = 0.9, start: float = 0.0) -> None:
         self.limit, self.alpha, self.decay = TAIL_SHARE * tau, alpha, _checked_decay(decay)
-        self.table = torch.zeros(_checked_size(size), dtype=torch.float64)
+        self.table = torch.zeros(checked_size(size), dtype=torch.float64)
         self.t = min(max(start, 0.0), self.limit)
 
     def update(self, index: Tensor, degradation: Tensor) -> float:
         """Remembers the batch's degradations and returns the new t."""
-        _remember(self.table, index, _checked(index, degradation))
+        remember(self.table, index, _checked(index, degradation))
         # With floor(alpha n) examples above it, moving t further down would cost more tail than it gains.
         above = min(math.floor(self.alpha * len(self.table)), len(self.table) - 1)
         quantile = float(self.table.topk(above + 1).values[-1])
@@ -164,7 +164,7 @@ class TailThreshold:
         return {"table": self.table.clone(), "t": self.t}
 
     def load_state_dict(self, state: Stored) -> None:
-        self.table, self.t = _loaded_table(state, len(self.table)), float(state["t"])
+        self.table, self.t = loaded_table(state, len(self.table)), float(state["t"])
 
 
 Estimator = BatchEstimator | EmaEstimator
@@ -187,7 +187,7 @@ def average_weight(decay: float, step: int) -> float:
     return (1 - decay) / (1 - decay**step)
 
 
-def _remember(table: Tensor, index: Tensor, values: Tensor) -> None:
+def remember(table: Tensor, index: Tensor, values: Tensor) -> None:
     """Writes values into table[index]; a row that occurs several times gets its mean, not any one of them."""
     rows, place, count = torch.unique(index, return_inverse=True, return_counts=True)
     table[rows] = torch.zeros(len(rows), dtype=table.dtype).index_add_(0, place, values) / count
@@ -215,13 +215,13 @@ def _checked_decay(decay: float) -> float:
     return decay
 
 
-def _checked_size(size: int) -> int:
+def checked_size(size: int) -> int:
     if size < 1:
         raise DataError(f"estimator: {size} rows, expected at least 1", remedy="add safety examples")
     return size
 
 
-def _loaded_table(state: Stored, size: int) -> Tensor:
+def loaded_table(state: Stored, size: int) -> Tensor:
     table = torch.as_tensor(state["table"], dtype=torch.float64)
     if table.shape != (size,):
         raise CheckpointError(

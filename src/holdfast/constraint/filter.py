@@ -142,7 +142,8 @@ class SafetyFilter:
             return
         self._memory.fold_moment(joined, norms, self.metric)
         if self.dual > 0.0:
-            self._memory.dual_term.add(space, joined, norms)
+            self._memory.dual_term.fold_norms(norms)
+            self._memory.dual_term.add(space, joined)
         if self.gradient_decay > 0.0:
             armed.gradients = self._memory.fold_gradients(joined, self.gradient_decay)
         if self.anchor is not None:
@@ -157,7 +158,7 @@ class SafetyFilter:
         gradients = self._memory.gradients(self.gradient_decay)
         self._armed = _Armed(self._memory.relieved(estimates), gradients, limits, estimates)
         if self.dual > 0.0:
-            self._memory.dual_term.add(space, gradients, space.dots([(h, h) for h in gradients]))
+            self._memory.dual_term.add(space, gradients)
 
     def skip(self) -> None:
         """Discard the next optimizer step: parameters, moments and the filter's memory stay as they are."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,9 +14,11 @@ from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.constraint.metric import METRICS
 from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.ranks import sum_in_place, world
+from holdfast.core.registry import nearest
 from holdfast.defaults import default
 
 Space = Literal["update", "gradient"]
+Draw = Literal["pass", "importance"]
 OWN = "_of_safety_filter"
 GRAPH = "compute g from the model with gradients on: outside torch.no_grad() and inference_mode(), without .detach()"
 
@@ -40,6 +42,8 @@ class FilterOptions:
             predicted at `-reserve alpha / 2` is pulled back towards theta_0. Update space only.
         every: measure the constraints at every such step, and in between go by the averages, which follow the distance
             from theta_0; a step from a tenth further out measures too. Above 1 it needs `anchor` and averages.
+        draw: which rows a step measures: `pass`, all in turn, or `importance`, more often those that moved more
+            (`constraint.draws`), with estimator `ema` or `batch`.
     """
 
     space: Space = default("defense.space")
@@ -53,6 +57,7 @@ class FilterOptions:
     dual: float = default("defense.dual")
     anchor: bool = default("defense.anchor")
     every: int = default("defense.every")
+    draw: Draw = default("defense.draw")
 
     def __post_init__(self) -> None:
         """Refuse values out of range where they are written, not when training begins."""
@@ -66,6 +71,13 @@ class FilterOptions:
                 f"every is {self.every} with anchor {self.anchor}, estimator {self.estimator}, decay {self.decay}: "
                 "steps that measure nothing go by averages that follow the distance from theta_0",
                 remedy="use every 1, or anchor with estimator ema or table and a decay above 0",
+            )
+        if self.draw not in get_args(Draw):
+            raise ConfigError(f"unknown draw {self.draw!r}", remedy=nearest(self.draw, list(get_args(Draw))))
+        if self.draw == "importance" and self.estimator == "table":
+            raise ConfigError(
+                "draw importance with estimator table, which takes every row of a batch as drawn alike",
+                remedy="use estimator ema, or draw pass",
             )
         if not 0.0 <= self.reserve < 1.0:
             raise ConfigError(f"reserve is {self.reserve}, expected 0 <= reserve < 1", remedy="0 uses all of alpha")

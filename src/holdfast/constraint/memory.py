@@ -20,6 +20,7 @@ NORM_DECAY = 0.9  # average of norm(s_nom), so that one tiny nominal step does n
 SAFETY_BETA2 = 0.999  # second moment of the constraint's gradient, as Adam's default
 NONFINITE_LIMIT, NONFINITE_WINDOW = 3, 100
 RESTORATION_LIMIT, RESTORATION_FALL = 50, 0.9
+DUAL_DECAY = 0.95  # average of norm(h_k)^2, by which a dual term is scaled
 LARGEST = 10.0  # of a dual term: the task's gradient keeps a tenth
 PLAIN = ("steps", "moment_steps", "nominal_norm", "relief", "nonfinite_steps", "restoring", "restoring_from")
 
@@ -30,9 +31,11 @@ class DualTerm:
 
     The optimizer's gradient becomes
 
-        grad f + sum_k r_k (norm(grad f) / norm(h_k)) h_k,      r_k >= 0,
+        grad f + sum_k r_k (norm(grad f) / n_k) h_k,      r_k >= 0,
 
-    in which neither the scale of g nor that of the loss matters. r_k follows the sign and size of what the step before
+    where n_k is the root mean square of norm(h_k) over the last batches: a batch whose rows have hardly moved says
+    little, and its gradient is not stretched to say as much as another's. Neither the scale of g nor that of the loss
+    matters. r_k follows the sign and size of what the step before
     wanted of the correction, its nominal step s against the barrier `h_k . s <= -gamma v_k`:
 
         r_k <- clip(r_k + dual (h_k . s + gamma v_k) / (|h_k . s| + gamma |v_k|), 0, LARGEST).
@@ -41,14 +44,23 @@ class DualTerm:
     """
 
     ratios: list[float] = field(default_factory=list)
+    squares: list[float] = field(default_factory=list)  # averages of norm(h_k)^2, not debiased
+    batches: int = 0  # in them
 
-    def add(self, space: ParameterSpace, gradients: Sequence[Vector], norms: Sequence[float]) -> None:
-        """Add the term to `.grad`, of the joined h_k on this step's batch and their squared norms."""
+    def fold_norms(self, norms: Sequence[float]) -> None:
+        """Take the squared norms of this step's h_k into their averages."""
+        before = self.squares or [0.0] * len(norms)
+        self.squares = [old + (1.0 - DUAL_DECAY) * (new - old) for old, new in zip(before, norms, strict=True)]
+        self.batches += 1
+
+    def add(self, space: ParameterSpace, gradients: Sequence[Vector]) -> None:
+        """Add the term to `.grad`, of the joined h_k on this step's batch, or of their averages."""
         if not any(self.ratios):  # a gradient of zeros would still move parameters that have none
             return
         task = space.task_gradient()
-        norm = math.sqrt(space.dots([(task, task)])[0])
-        weights = [r * norm / math.sqrt(h) if h > 0.0 else 0.0 for r, h in zip(self.ratios, norms, strict=True)]
+        norm, share = math.sqrt(space.dots([(task, task)])[0]), 1.0 - DUAL_DECAY**self.batches
+        squares = [square / share for square in self.squares] if self.batches else [0.0] * len(gradients)
+        weights = [r * norm / math.sqrt(h) if h > 0.0 else 0.0 for r, h in zip(self.ratios, squares, strict=True)]
         space.add_to_gradient([space.split(h) for h in gradients], weights)
 
     def follow(self, problem: FilterProblem, dual: float) -> None:
@@ -196,6 +208,8 @@ class FilterMemory:
             "averages": [space.full(space.split(average)) for average in self.averages],
             "safety_moment": None if self.safety_moment is None else space.full(space.split(self.safety_moment)),
             "dual_ratios": list(self.dual_term.ratios),
+            "dual_squares": list(self.dual_term.squares),
+            "dual_batches": self.dual_term.batches,
             "anchor": None if self.anchor is None else self.anchor.state_dict(space),
         }
 
@@ -213,6 +227,8 @@ class FilterMemory:
             **{name: known[name] for name in PLAIN},
             averages=[space.join(space.scatter(average)) for average in state["averages"]],
             safety_moment=None if moment is None else space.join(space.scatter(moment)),
-            dual_term=DualTerm(list(state.get("dual_ratios", []))),
+            dual_term=DualTerm(
+                list(state.get("dual_ratios", [])), list(state.get("dual_squares", [])), state.get("dual_batches", 0)
+            ),  # the norms are not in checkpoints of earlier versions
             anchor=None if anchor is None else Anchor.from_state(anchor, space),
         )

@@ -69,6 +69,10 @@ class FilteredDefense(Defense):
 
     def micro_step(self, run: TrainingRun, inputs: Inputs, items: Items) -> Tensor:
         """The task's gradient, and in a fused step every constraint's with it."""
+        if run.progress.micro == 0:
+            for name, steering in self._steering.items():
+                if steering.draws is not None:
+                    run.data.choose(name, steering.draws)
         return run.engine.accumulate(inputs, items, self._terms(run), skip=looks_first(run.args, self._inactive))
 
     def _terms(self, run: TrainingRun) -> dict[str, Term]:
@@ -87,7 +91,9 @@ class FilteredDefense(Defense):
             self._filter.arm_again(predicted, [steering.limit_of_steps() for steering in followed])
             return
         measured = run.engine.measure(self._terms(run))
-        values, estimates = zip(*(s.estimate(measured[n], anchor) for n, s in self._steering.items()), strict=True)
+        weights = run.data.safety_weights
+        seen = (s.estimate(measured[n], anchor, weights(n)) for n, s in self._steering.items())
+        values, estimates = zip(*seen, strict=True)
         gradients = [measured[name].gradient for name in self._steering]
         share = min(steering.inactive for steering in followed)
         self._inactive += 0.1 * (share - self._inactive)

@@ -39,6 +39,14 @@ class Term:
     constraint: ChanceConstraint
     weight: Callable[[Tensor], Tensor]  # from degradations to the terms whose mean is constrained
     total: int  # rows of the whole step, over all processes
+    drawn: Tensor | None = None  # what each row's term is multiplied by, where rows were not drawn alike
+
+    def sum(self, degradations: Tensor) -> Tensor:
+        """These rows' part of the mean of all terms."""
+        terms = self.weight(degradations)
+        if self.drawn is not None:
+            terms = terms * to_device(self.drawn, terms.device).to(terms.dtype)
+        return (terms / self.total).sum()
 
 
 @dataclass
@@ -129,7 +137,7 @@ class JointPass:
         with torch.enable_grad():
             values.requires_grad_()
             degradations = self._degradations(term, part, values)
-            (slope,) = torch.autograd.grad((term.weight(degradations) / term.total).sum(), values)
+            (slope,) = torch.autograd.grad(term.sum(degradations), values)
         return degradations.detach(), gradients * slope.unsqueeze(1)
 
     def _degradations(self, term: Term, part: Scored, values: Tensor) -> Tensor:
@@ -197,7 +205,8 @@ class JointPass:
         for name, term in terms.items():
             on = (slopes[name] != 0).tolist() if name in slopes else []
             at = [i for i, active in enumerate(on) if active]
-            kept[name] = replace(term, rows=[term.rows[i] for i in at], reference=term.reference[at])
+            drawn = None if term.drawn is None else term.drawn[at]
+            kept[name] = replace(term, rows=[term.rows[i] for i in at], reference=term.reference[at], drawn=drawn)
             states[name] = reference = references[name]
             if reference is not None:
                 part = places[name]

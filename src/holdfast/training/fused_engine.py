@@ -109,11 +109,12 @@ class FusedEngine:
     def _part(self, name: str, term: Term) -> JointTerm:
         """This process's rows of the safety batch for this micro-batch."""
         data, progress = self._run.data, self._run.progress
-        one, positions = data.safety[name], data.safety_batch(name)
-        mine = streams.shard(positions, rank(), world())
+        one, positions, weights = data.safety[name], data.safety_batch(name), data.safety_weights(name)
+        mine = streams.shard(range(len(positions)), rank(), world())
         micros = progress.micro_batches
-        at = mine[len(mine) * progress.micro // micros : len(mine) * (progress.micro + 1) // micros]
-        return JointTerm(one.rows(at), one.constraint_reference[at], one.constraint, term, len(positions))
+        places = mine[len(mine) * progress.micro // micros : len(mine) * (progress.micro + 1) // micros]
+        at, own = [positions[i] for i in places], None if weights is None else weights[places]
+        return JointTerm(one.rows(at), one.constraint_reference[at], one.constraint, term, len(positions), own)
 
     def _add(self, found: Found) -> None:
         task, *sides = (_copied(vector) for vector in found.gradients)

@@ -220,7 +220,7 @@ class ConstraintProbe:
 
     def _g(self, name: str, places: list[int]) -> float:
         run, one = self._run, self._run.data.safety[name]
-        examples, reference = [one.constraint_set[i] for i in places], one.constraint_reference[places]
+        examples, reference = one.rows(places), one.constraint_reference[places]
         degradations = run.fitting.evaluation(
             PROBED if world() == 1 else run.forward.batch_size,
             lambda rows: self._forward(name, examples, rows).degradations(examples, reference, one.constraint),

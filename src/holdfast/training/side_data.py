@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from holdfast.constraint.draws import Batch, ImportanceDraws
 from holdfast.core.errors import ConfigError, DataError
 from holdfast.core.hashing import sha256_json
 from holdfast.core.library_types import Tokenizer
 from holdfast.core.ranks import from_first, rank, world
+from holdfast.core.seeding import generator
 from holdfast.data import streams
 from holdfast.data.encode import Encoded, collate, encode_all, require_usable_tokenizer
 from holdfast.data.examples import Example
@@ -69,6 +72,7 @@ class SideData:
         self.safety = dict(safety)
         self.unaligned = unaligned  # the weights before alignment: see `holdfast.models.alignment_shift`
         self._streams = {name: self._stream(one) for name, one in self.safety.items()}
+        self._chosen: dict[str, tuple[int, Batch]] = {}  # the step for which a batch was chosen, and the batch
         self.harmful_examples: list[Example] = []  # harmful pairs, for defenses that need them
         self.harmful: list[Encoded] = []  # the same, tokenised
         if harmful is not None and "harmful" in trainer.defense.needed(trainer.args.stage):
@@ -129,7 +133,20 @@ class SideData:
 
     def safety_batch(self, name: str) -> list[int]:
         """Positions, in the constraint split, of this step's global safety batch; the same for any number of ranks."""
-        return self._streams[name].indices(int(self._trainer.state.global_step))
+        step = int(self._trainer.state.global_step)
+        chosen_at, batch = self._chosen.get(name, (-1, None))
+        return self._streams[name].indices(step) if batch is None or chosen_at != step else batch.positions
+
+    def safety_weights(self, name: str) -> Tensor | None:
+        """What the terms of those rows are multiplied by; None where they were drawn alike."""
+        chosen_at, batch = self._chosen.get(name, (-1, None))
+        return None if batch is None or chosen_at != int(self._trainer.state.global_step) else batch.weights
+
+    def choose(self, name: str, draws: ImportanceDraws) -> None:
+        """Draw this step's safety batch by what was seen of its rows; by seed and step apart from that."""
+        stream, step = self._streams[name], int(self._trainer.state.global_step)
+        first = float(generator(stream.seed, name, "importance").random())
+        self._chosen[name] = step, draws.batch(stream.batch_size, step, first)
 
     def draw(self, rows: Sequence[Encoded], name: str, size: int | None = None) -> list[int]:
         """Positions of this step's global batch of side rows, of `size` or as many as the safety batch has.

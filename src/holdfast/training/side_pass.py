@@ -105,9 +105,10 @@ def token_mean_kl(rows: Sequence[Encoded], reference: Callable[[], AbstractConte
 
 
 def safety_gradient(
-    forward: Forward, safety: SafetySet, positions: list[int], term: Term, space: ParameterSpace, micro_batch: int
-) -> tuple[Tensor, Vector]:
-    """Degradations of the batch (float64, on the CPU) and the gradient of `mean_i term(D)_i` over all its rows.
+    forward: Forward, safety: SafetySet, positions: list[int], term: Term, space: ParameterSpace, micro_batch: int,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Vector]:  # fmt: skip
+    """Degradations of the batch (float64, on the CPU) and the gradient of `mean_i w_i term(D)_i` over all its rows.
 
     `term` maps degradations to the per-example terms of the constraint (`phi(D - tau)`), so the mean splits over
     micro-batches and ranks. A micro-batch in which no term has a slope gets no backward (but under FSDP2): its
@@ -124,10 +125,15 @@ def safety_gradient(
         measured.append(d.detach())
         if not sharded and not bool(slope(term, d).any()):
             d = d.detach()
-        return term(d) / len(positions)
+        return weighted(term(d), None if weights is None else weights[places]) / len(positions)
 
     _, gradient = side_gradient(forward, rows, terms, space, micro_batch)
     return gather_rows(torch.cat(measured)).double().cpu(), gradient
+
+
+def weighted(terms: Tensor, weights: Tensor | None) -> Tensor:
+    """`w_i term(D)_i`, where the rows were not drawn alike (`constraint.draws`)."""
+    return terms if weights is None else terms * weights.to(terms)
 
 
 def safety_forward(forward: Forward, safety: SafetySet, positions: list[int]) -> Tensor:

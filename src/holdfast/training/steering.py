@@ -10,11 +10,14 @@ from torch import Tensor
 
 from holdfast.constraint.anchor import Anchor, Limit
 from holdfast.constraint.chance import ChanceConstraint
+from holdfast.constraint.draws import ImportanceDraws
 from holdfast.constraint.estimators import Estimator, TailThreshold, make_estimator
 from holdfast.constraint.feasibility import require_room
+from holdfast.core.errors import ConfigError
 from holdfast.scoring.degradation import slope
 from holdfast.training.hooks import Row
 from holdfast.training.safety import SafetySet
+from holdfast.training.side_pass import weighted
 from holdfast.training.step import Measured
 
 if TYPE_CHECKING:
@@ -69,6 +72,12 @@ class Steering:
         self.estimator: Estimator = make_estimator(
             config.estimator, size=len(safety.constraint_set), start_phi=self.start(), decay=decay
         )
+        self.draws = ImportanceDraws(len(safety.constraint_set)) if config.draw == "importance" else None
+        if self.draws is not None and self.entropic:
+            raise ConfigError(
+                "draw importance with the entropic majorizer, whose gradient is a ratio of means",
+                remedy="use draw pass, or another majorizer",
+            )
         require_room(self.start(), self.limit, self.margin, config.reserve, allowed=not self.constraint.feasible_start)
         # Entropic: the least mean phi that counts, since it has a logarithm.
         self.least = max(1e-3 * min(self.start(), self.limit - self.margin), 1e-300)
@@ -111,9 +120,12 @@ class Steering:
             return math.log(max(mean, self.least) / (self.limit - margin)) / self.constraint.beta
         return mean - self.limit + margin
 
-    def figures(self, degradations: Tensor) -> Row:
-        """What the batch looks like, beside the constraint's own value."""
-        return tail_figures(self.constraint, degradations)
+    def figures(self, degradations: Tensor, weights: Tensor | None = None) -> Row:
+        """What the batch looks like, beside the constraint's own value; of a weighted batch its share of violations."""
+        if weights is None:
+            return tail_figures(self.constraint, degradations)
+        beyond = (degradations > self.constraint.tau).to(weights)
+        return {"violation_rate": min(1.0, float((weights * beyond).mean())), "cvar": None}
 
     def limit_of_steps(self) -> Limit:
         """The floor of the value, and the ceiling of a single step: half of the reserve is left.
@@ -124,23 +136,27 @@ class Steering:
         floor = floor if floor < ceiling else self.start()
         return Limit(self.value(floor, self.margin), self.value(ceiling, self.margin))
 
-    def estimate(self, measured: Measured, anchor: Anchor | None = None) -> tuple[float, float]:
+    def estimate(
+        self, measured: Measured, anchor: Anchor | None = None, weights: Tensor | None = None
+    ) -> tuple[float, float]:
         """The constraint's value with its margin: on this batch, and as the running estimate that takes it in.
 
-        With an anchor the estimate follows the distance from theta_0. Entropic: the measured gradient is divided in
-        place by the sum of its weights.
+        With an anchor the estimate follows the distance from theta_0. `weights`: of rows that were not drawn alike.
+        Entropic: the measured gradient is divided in place by the sum of its weights.
         """
-        d = measured.degradations
-        terms = self._phi(d) if self.entropic else self.terms(d)
+        d, square = measured.degradations, None if anchor is None else anchor.distance**2
+        seen = self._phi(d) if self.entropic else self.terms(d)
         self.row = {"g": None, "violation_rate": None, "cvar": None}
-        if not math.isfinite(float(terms.mean() + d.mean())):
+        if not math.isfinite(float(seen.mean() + d.mean())):
             return math.nan, math.nan  # the filter discards the step; nothing may enter the averages
-        slopes = slope(self.terms, d)
+        slopes, terms = slope(self.terms, d), weighted(seen, weights)
         self.inactive = float((slopes == 0).double().mean())
-        estimate = self.estimator.update(measured.index, terms, None if anchor is None else anchor.distance**2)
+        estimate = self.estimator.update(measured.index, terms, square)
         if self.entropic:
             torch._foreach_div_(measured.gradient, float(slopes.mean()))
-        self.row = {"g": self.value(estimate, 0.0), **self.figures(d)}
+        if self.draws is not None:
+            self.draws.remember(measured.index, seen, square)
+        self.row = {"g": self.value(estimate, 0.0), **self.figures(d, weights)}
         self.moving.follow(measured.index, d)
         return self.value(float(terms.mean()), self.margin), self.value(estimate, self.margin)
 
@@ -151,11 +167,14 @@ class Steering:
         return self.value(estimate, self.margin)
 
     def state_dict(self) -> dict[str, object]:
-        return {"estimator": self.estimator.state_dict(), **self.moving.state_dict()}
+        drawn = {} if self.draws is None else {"draws": self.draws.state_dict()}
+        return {"estimator": self.estimator.state_dict(), **self.moving.state_dict(), **drawn}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.estimator.load_state_dict(state["estimator"])
         self.moving.load_state_dict(state)
+        if self.draws is not None:
+            self.draws.load_state_dict(state["draws"])
 
 
 def looks_first(args: SafetyArguments, inactive: float) -> bool:

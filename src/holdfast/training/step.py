@@ -38,7 +38,7 @@ class Measured:
 
     index: Tensor  # positions of the global safety batch in the constraint split
     degradations: Tensor  # D_i of those rows, of all processes; float64 on the CPU
-    gradient: Vector  # of `mean_i term(D)_i`, reduced over the processes
+    gradient: Vector  # of `mean_i w_i term(D)_i`, reduced over the processes; w_i as the batch was drawn, else 1
 
 
 StepMeasurement = dict[str, Measured]
@@ -91,10 +91,11 @@ class TwoPassEngine:
         return {name: self._measure(name, term) for name, term in terms.items()}
 
     def _measure(self, name: str, term: Term) -> Measured:
-        run, positions = self._run, self._run.data.safety_batch(name)
+        run, positions, weights = self._run, self._run.data.safety_batch(name), self._run.data.safety_weights(name)
+        one = run.data.safety[name]
         degradations, gradient = run.fitting.side(
             run.side_rows,
-            lambda most: safety_gradient(run.forward, run.data.safety[name], positions, term, run.space(), most),
+            lambda most: safety_gradient(run.forward, one, positions, term, run.space(), most, weights),
         )
         return Measured(torch.tensor(positions), degradations, gradient)
 

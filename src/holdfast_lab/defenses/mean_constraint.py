@@ -30,6 +30,7 @@ from holdfast.core.errors import ConfigError
 from holdfast.defenses.holdfast import FilteredDefense, Holdfast
 from holdfast.training.hooks import DEFENSES, Row
 from holdfast.training.safety import SafetySet
+from holdfast.training.side_pass import weighted
 from holdfast.training.steering import Steering
 
 
@@ -50,9 +51,10 @@ class MeanSteering(Steering):
     def start(self) -> float:
         return 0.0
 
-    def figures(self, degradations: Tensor) -> Row:
+    def figures(self, degradations: Tensor, weights: Tensor | None = None) -> Row:
         """The mean on this batch, beside the figures of its tail."""
-        return {**super().figures(degradations), "mean_degradation": float(degradations.mean())}
+        mean = float(weighted(degradations, weights).mean())
+        return {**super().figures(degradations, weights), "mean_degradation": mean}
 
 
 @DEFENSES.register("mean_constraint")

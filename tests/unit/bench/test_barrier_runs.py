@@ -21,6 +21,8 @@ def test_a_run_is_a_defense_its_options_and_a_rate():
     expected = {"name": "holdfast", "anchor": True, "reserve": 0.4, "dual": 0.1, "metric": "adam_unit"}
     assert barrier.parsed(text) == (expected, 1e-3, {})
     assert barrier.parsed("sft rate=3e-4") == ({"name": "sft"}, 3e-4, {})
+    found = barrier.parsed("holdfast rate=3e-4 train.safety_batch_size=1")
+    assert found == ({"name": "holdfast"}, 3e-4, {"train": {"safety_batch_size": 1}})
     with pytest.raises(KeyError, match="rate"):
         barrier.parsed("sft")
 
