@@ -5,10 +5,11 @@
 
 A run is a defense, its options, limits of a set (`refusals.alpha=0.1`), fields of `train`
 (`train.safety_batch_size=2`), and `rate`, the learning rate; all else are the run file's defaults, `safety: auto` among
-them. Rows are prompts and completions. Conflicts are dropped for every run alike, plain SFT included. `--dtype float32`
-is for a model whose noise in bfloat16 is too near to tau, such as SmolLM2 as `holdfast init --model embedded` aligns
-it. A barrier holds where at most 5 % of the steps have g > 0 on a probe and
-the largest g is at most 0.01; with `--stop-lost` a run ends as soon as it cannot hold any more. A record
+them. `config=NAME` takes what a configuration of `held_safety/tuning.yaml` says; the filter's options are holdfast's
+alone. Rows are prompts and completions. Conflicts are dropped for every run alike, plain SFT included. `--dtype
+float32` is for a model whose noise in bfloat16 is too near to tau, such as SmolLM2 as `holdfast init --model embedded`
+aligns it. A barrier holds where at most 5 % of the steps have g > 0 on a probe and the largest g is at most 0.01; with
+`--stop-lost` a run ends as soon as it cannot hold any more. A record
 (OUT/MODEL.RUN.SEED.json) has the path of g on each probe, the filter's own estimate, events, and the loss on the
 held-out rows per target token; no text.
 """
@@ -26,6 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from benchmarks.held_safety.cells import read_plan
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import set_seed
@@ -57,12 +59,21 @@ def parsed(text: str) -> tuple[dict[str, Any], float, dict[str, dict[str, Any]]]
     """
     name, _, rest = text.partition(" ")
     options = filter_options(rest)
+    options = of_config(str(options.pop("config")), name) | options if "config" in options else options
     rate = float(options.pop("rate"))
     limits: dict[str, dict[str, Any]] = {}
     for key in [key for key in options if "." in key]:
         own, _, field = key.partition(".")
         limits.setdefault(own, {})[field] = options.pop(key)
     return {"name": name, **options}, rate, limits
+
+
+def of_config(config: str, defense: str) -> dict[str, Any]:
+    """A configuration's options as a run writes them; the filter's are no other defense's."""
+    values: dict[str, Any] = dict(read_plan().tuning["configs"][config])
+    own = values.pop("defense", {"name": "holdfast"})
+    named = {key.removeprefix("constraint."): value for key, value in values.items()}
+    return named | {key: value for key, value in own.items() if key != "name" and own["name"] == defense}
 
 
 def constraints(screening: Screening, limits: dict[str, dict[str, Any]]) -> dict[str, ChanceConstraint]:

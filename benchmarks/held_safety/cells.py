@@ -26,6 +26,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "data_sft": {"defense": "sft", "safety": _DATA},
     "auto_answered": {"conflicts": "drop"},
     "sft_answered": {"defense": "sft", "conflicts": "keep"},
+    "barrier": {"conflicts": "drop"},  # a filter that holds its barrier on the probe: `strengths` says which
+    "barrier_primal_dual": {"defense": "primal_dual", "conflicts": "drop"},  # with its limits and its rows
 }
 """What a method adds to the run file's three lines: model, task, output_dir."""
 

@@ -124,8 +124,9 @@ def test_a_run_draws_its_rows_by_what_it_saw_of_them(tmp_path, monkeypatch):
         max_steps=40, safety_batch_size=2,
     )  # fmt: skip
     trainer.train()
-    measured = [trainer.defense._steering["safety"].draws.seen.isnan().any(), sum(drawn.values())]
-    assert measured == [False, 80]
+    defense: Any = trainer.defense
+    seen = defense._steering["safety"].draws.seen
+    assert (bool(seen.isnan().any()), sum(drawn.values())) == (False, 80)
     assert expected.max() > 1.3 * expected.min()
     assert np.corrcoef(expected, [drawn[at] for at in range(12)])[0, 1] > 0.6
 

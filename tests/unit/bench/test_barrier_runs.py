@@ -27,6 +27,19 @@ def test_a_run_is_a_defense_its_options_and_a_rate():
         barrier.parsed("sft")
 
 
+def test_a_run_may_take_a_configuration_of_the_rounds():
+    limits = {
+        "refusals": {"unit": "kl_first", "tau": 0.02, "beta": 50.0, "majorizer": "capped_ramp"},
+        "answers": {"unit": "kl_first", "first_k": 32}, "train": {"safety_batch_size": 1},
+    }  # fmt: skip
+    options = {
+        "anchor": True, "metric": "adam_unit", "value_decay": 0.98, "reserve": 0.4, "dual": 0.2, "draw": "importance",
+    }  # fmt: skip
+    found = barrier.parsed("holdfast config=drawn_1_wide dual=0.2 rate=1e-3")
+    assert found == ({"name": "holdfast", **options}, 1e-3, limits)
+    assert barrier.parsed("primal_dual config=drawn_1_wide rate=1e-3") == ({"name": "primal_dual"}, 1e-3, limits)
+
+
 def test_a_run_has_limits_of_its_own_over_the_defaults():
     text = "holdfast refusals.majorizer=capped_ramp refusals.unit=kl_first refusals.tau=0.02 refusals.beta=50 rate=1e-3"
     defense, _, limits = barrier.parsed(text)
