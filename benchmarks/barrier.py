@@ -42,7 +42,7 @@ from holdfast.models.handle import load_pair
 from holdfast.screening.screen import Screening, screen
 from holdfast.screening.settings import ScreeningSettings
 from holdfast.training.monitoring import barrier_figures
-from holdfast_lab.bench.paths import filter_options
+from holdfast_lab.bench.paths import by_set, filter_options
 
 
 def chats(path: Path) -> Dataset:
@@ -61,11 +61,8 @@ def parsed(text: str) -> tuple[dict[str, Any], float, dict[str, dict[str, Any]]]
     options = filter_options(rest)
     options = of_config(str(options.pop("config")), name) | options if "config" in options else options
     rate = float(options.pop("rate"))
-    limits: dict[str, dict[str, Any]] = {}
-    for key in [key for key in options if "." in key]:
-        own, _, field = key.partition(".")
-        limits.setdefault(own, {})[field] = options.pop(key)
-    return {"name": name, **options}, rate, limits
+    own, limits = by_set(options)
+    return {"name": name, **own}, rate, limits
 
 
 def of_config(config: str, defense: str) -> dict[str, Any]:

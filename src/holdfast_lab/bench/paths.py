@@ -7,7 +7,7 @@ only. Nothing is downloaded, and there is no text.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -137,7 +137,8 @@ def held(cell: Cell, material: Material) -> dict[str, Any]:
     if cell.path != "run_file":
         return {"safety_dataset": material.safety, "constraint": limit(unit=cell.unit)}
     sets, unit = {"refusals": material.safety, "answers": material.answers}, default("constraint.unit")
-    limits = {keep: limit(**{"unit": unit, **own_reply_defaults(keep, unit)}) for keep in sets}
+    given = by_set(filter_options(cell.options))[1]
+    limits = {keep: limit(**{"unit": unit, **own_reply_defaults(keep, unit), **given.get(keep, {})}) for keep in sets}
     return {"safety_dataset": sets, "constraint": limits}
 
 
@@ -162,7 +163,7 @@ def build(cell: Cell, material: Material, folder: Path, cache: Path, callbacks: 
         trainer = SafeSFTTrainer(args=SafeSFTConfig(**arguments), defense="sft", **shared)
     else:
         arguments |= {"safety_batch_size": cell.safety_batch, "reference_cache": str(cache), **STEPS[cell.path]}
-        defense = {"name": "holdfast", **filter_options(cell.options)}
+        defense = {"name": "holdfast", **by_set(filter_options(cell.options))[0]}
         trainer = SafeSFTTrainer(args=SafeSFTConfig(**arguments), defense=defense, **held(cell, material), **shared)
     for callback in (ProgressCallback, PrinterCallback):
         trainer.remove_callback(callback)
@@ -178,6 +179,16 @@ def filter_options(text: str) -> dict[str, Any]:
         except ValueError:  # a word
             options[key] = value
     return options
+
+
+def by_set(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Options of the defense, and of sets by name: `answers.first_k=32` is a limit of the answers."""
+    own = {key: value for key, value in options.items() if "." not in key}
+    limits: dict[str, dict[str, Any]] = {}
+    for key in options.keys() - own.keys():
+        name, _, field = key.partition(".")
+        limits.setdefault(name, {})[field] = options[key]
+    return own, limits
 
 
 def adapter(sizes: Sizes) -> LoraConfig:

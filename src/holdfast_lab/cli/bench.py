@@ -39,7 +39,9 @@ def bench(
     ] = None,
     tau: Annotated[float, Opt(help="Of the constraint; 1e-6 makes the filter correct nearly every step.")] = 0.1,
     unit: Annotated[str, Opt(help=f"Of the constraint: {', '.join(UNITS)}.")] = "nll_token",
-    options: Annotated[str, Opt(help="Of the defense holdfast, such as 'anchor=true every=4'.")] = "",
+    options: Annotated[
+        str, Opt(help="Of the defense holdfast, and limits of run_file's sets: 'anchor=true answers.first_k=32'.")
+    ] = "",
     sweep: Annotated[
         str | None, Opt(help=f"Vary one setting: {', '.join(SWEEPS)}; three paths unless --paths says.")
     ] = None,

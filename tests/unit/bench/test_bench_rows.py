@@ -115,3 +115,12 @@ def test_only_numbers_are_stored():
     for pairs in found["pairs"].values():
         assert len(pairs) == 500
         assert all(type(a) is int and type(b) is int and a >= 1 and b >= 2 for a, b in pairs)
+
+
+def test_options_may_be_limits_of_the_sets_of_a_run_file(tmp_path):
+    options = "anchor=true answers.unit=kl_first answers.first_k=4"
+    cell = replace(next(cell for cell in SMALL.cells("tiny") if cell.path == "run_file"), options=options)
+    trainer = build(cell, Material.of(cell), tmp_path, tmp_path, [])
+    answers = trainer.run.data.safety["answers"].constraint
+    assert (answers.unit, answers.first_k, trainer.run.data.safety["refusals"].constraint.first_k) == ("kl_first", 4, 8)
+    assert trainer.defense.config.anchor
