@@ -63,6 +63,7 @@ TABLE: Final = (
     Default("defense.dual", 0.0, "the optimizer's gradient is the task's alone"),
     Default("defense.every", 1, "every step measures what it holds"),
     Default("defense.draw", "pass", "all rows in turn"),
+    Default("defense.verify", 0, "no step is looked at twice"),
     Default("defense.anchor", False, "steps go as far from theta_0 as the barrier lets them"),
     # -- how it is learned
     Default("train.learning_rate", 3e-4, f"{TUNED}; not used with `lora: null`"),
@@ -122,7 +123,7 @@ def constraint_defaults(*, kl: bool = True) -> dict[str, Any]:
 
 
 LATER_OPTIONS: Final = MappingProxyType(
-    {"value_decay": None, "reserve": 0.0, "dual": 0.0, "anchor": False, "every": 1, "draw": "pass"}
+    {"value_decay": None, "reserve": 0.0, "dual": 0.0, "anchor": False, "every": 1, "draw": "pass", "verify": 0}
 )
 """Options of the filter that earlier versions lacked, switched off: stored settings without them mean these."""
 

@@ -75,7 +75,9 @@ def test_inactive_filter_is_bit_identical_to_trl(tmp_path, plain, tau, beta, opt
 
 def test_an_anchor_that_is_never_reached_changes_nothing(tmp_path, plain):
     slack = hf.ChanceConstraint(tau=10.0, beta=0.0999, unit="kl_token")
-    found, trainer = safe(tmp_path, slack, {"name": "holdfast", "anchor": True, "every": 2, "reserve": 0.4})
+    found, trainer = safe(
+        tmp_path, slack, {"name": "holdfast", "anchor": True, "every": 2, "reserve": 0.4, "verify": 8}
+    )
     assert_identical(plain(), found)
     rows = read(trainer.run_dir / "events.jsonl")
     assert {row["event"] for row in rows} == {"inactive"}

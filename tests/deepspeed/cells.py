@@ -93,11 +93,13 @@ def barriers(record: Record):
     """Note the value and the gradient of the constraint at every step."""
     arm, record["values"], record["gradients"] = SafetyFilter.arm, [], []
 
-    def noted(self: SafetyFilter, values: Any, gradients: Any, estimates: Any = None, limits: Any = ()) -> None:
+    def noted(
+        self: SafetyFilter, values: Any, gradients: Any, estimates: Any = None, limits: Any = (), verify: Any = None
+    ) -> None:
         record["values"].append(float((estimates or values)[0]))
         whole = ParameterSpace(trainable(self.optimizer)).full(gradients[0])
         record["gradients"].append(torch.cat([x.reshape(-1) for x in whole]))
-        arm(self, values, gradients, estimates, limits)
+        arm(self, values, gradients, estimates, limits, verify)
 
     SafetyFilter.arm = noted
     try:

@@ -125,12 +125,14 @@ def watched(trainer: Any):
     trainer.step_listeners.append(record["rows"].append)
     arm, prepare = SafetyFilter.arm, trainer._prepare_inputs
 
-    def noted_arm(self: SafetyFilter, values: Any, gradients: Any, estimates: Any = None, limits: Any = ()) -> None:
+    def noted_arm(
+        self: SafetyFilter, values: Any, gradients: Any, estimates: Any = None, limits: Any = (), verify: Any = None
+    ) -> None:
         space = ParameterSpace(trainable(self.optimizer))
         record["safety"].append([x.clone() for x in space.full(gradients[0])])
         record["task"].append([x.clone() for x in space.full(space.task_gradient())])
         record["sharded"].append(all(isinstance(p, DTensor) for p in space.params))
-        arm(self, values, gradients, estimates, limits)
+        arm(self, values, gradients, estimates, limits, verify)
 
     def noted_inputs(inputs: Any) -> Any:  # of the task alone; a `training_step` of our own would decline fused steps
         for ids, mask in zip(inputs["input_ids"], inputs["attention_mask"], strict=True):

@@ -191,10 +191,59 @@ def test_a_checkpoint_without_relief_goes_on_with_a_step_that_measures_nothing()
     assert filt.state_dict()["relief"] == pytest.approx([0.3 * 0.1])
 
 
+def test_a_step_is_verified_where_it_ends_and_pulled_back_by_what_is_seen_there():
+    """Values by the true g = 100 r^2 - 1 at the end of the step: the first has r^2 = 0.02, and so goes back to 0.01."""
+    filt, p = point(anchor=True, trust_region=1e-9, rate=0.3)
+    looked: list[float] = []
+
+    def verify() -> list[float]:
+        looked.append(float(p.detach().square().sum()))
+        return [100.0 * looked[-1] - 1.0]
+
+    def step(direction: torch.Tensor) -> None:
+        p.grad = direction
+        filt.arm([-1.0], [[torch.zeros(2, dtype=F64)]], None, [Limit(-1.0, 0.0)], verify)
+        filt.optimizer.step()
+
+    step(-torch.ones(2, dtype=F64))
+    assert looked == pytest.approx([0.02])
+    assert p.tolist() == pytest.approx([math.sqrt(0.005)] * 2)
+    assert filt.anchor.verified_at == filt.anchor.distance == pytest.approx(0.1)
+    assert filt.last_event.pulled == pytest.approx(math.sqrt(0.5))
+    step(-0.3 * torch.ones(2, dtype=F64))  # 0.03 more along each axis: less than half as far again
+    assert len(looked) == 1
+    assert filt.anchor.distance == pytest.approx(0.1 + 0.03 * math.sqrt(2))
+    step(-0.3 * torch.ones(2, dtype=F64))
+    assert len(looked) == 2
+    assert filt.anchor.distance == pytest.approx(0.1)
+
+
+def test_a_checkpoint_of_a_version_that_verified_nothing_is_read():
+    filt, p = point(anchor=True)
+    run(filt, p, [([1.0, 0.0], -0.5)] * 2)
+    state = filt.state_dict()
+    state["anchor"]["distances"] = state["anchor"]["distances"][:3]
+    filt.load_state_dict(state)
+    assert filt.anchor.verified_at == 0.0 < filt.anchor.distance
+
+
+def test_what_is_verified_counts_as_batches_of_the_estimate():
+    steering = followed(10.0, value_decay=0.9, verify=8)
+    anchor = Anchor(distance=2.0)
+    d = torch.tensor([0.0, 0.02, 0.1, 0.2], dtype=F64)
+    terms = steering.terms(d)
+    found = steering.verify(torch.arange(4), d, anchor, 3)
+    assert found == pytest.approx(float(terms.mean()) - 0.05)
+    estimator = steering.estimator
+    assert (estimator.steps, estimator.mean, estimator.mean_square) == (3, pytest.approx(float(terms.mean())), 4.0)
+    assert steering.verify(torch.arange(4), d * math.nan, anchor, 3) == math.inf
+    assert estimator.steps == 3
+
+
 OUT_OF_RANGE = [
     {"anchor": True, "space": "gradient"}, {"reserve": 1.0}, {"reserve": -0.1}, {"value_decay": 1.0}, {"every": 0},
     {"every": 2}, {"every": 2, "anchor": True, "estimator": "batch"}, {"draw": "often"},
-    {"draw": "importance", "estimator": "table"},
+    {"draw": "importance", "estimator": "table"}, {"verify": 8}, {"verify": -1, "anchor": True},
 ]  # fmt: skip
 
 

@@ -51,7 +51,14 @@ VARIANTS = {
         }
     },
     "update, rows drawn by importance": {
-        "defense": {"name": "holdfast", "draw": "importance", "anchor": True, "reserve": 0.2, "dual": 0.3}
+        "defense": {
+            "name": "holdfast",
+            "draw": "importance",
+            "anchor": True,
+            "reserve": 0.2,
+            "dual": 0.3,
+            "verify": 6,
+        }
     },
     "update, identity, batch, safety rows two by two": {
         "defense": {"name": "holdfast", "metric": "identity", "estimator": "batch"},

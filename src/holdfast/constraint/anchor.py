@@ -20,18 +20,27 @@ A step that ends outside of the radius at which a value would reach its ceiling 
 is pulled back onto it, towards theta_0. That direction needs no gradient, and its effect is known. Where theta is
 outside already, it goes `rate` of the way, as a violation is undone by the barrier: to r^2 - rate (r^2 - R^2).
 Likelihoods and tails grow with another power of r: what R misses of them is seen in the next step's v.
+
+The first steps are the longest in proportion, and nothing is known yet. So a step that ends GROWTH times as far out as
+the last one that was verified is verified itself, where the caller can: the values are measured there, and the step is
+pulled back to the radius that follows from them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from holdfast.constraint.gradients import ParameterSpace, Vector
 
+GROWTH = 1.5  # times the distance that was verified last: further out a step is verified
 MOVED = 1.1  # times the distance of the last measurement: further out the constraints are measured anew
+
+
+Verify = Callable[[], Sequence[float]]
+"""Measures the values `v_k` at the current parameters, without a gradient."""
 
 
 class Limit(NamedTuple):
@@ -73,6 +82,7 @@ class Anchor:
     distance: float = 0.0  # norm(theta - theta_0), as the last step left it
     mean_distance: float = 0.0  # of those at which gradients were measured, with the weights of theirs
     measured_at: float = 0.0  # the last of them; 0 where the last step was discarded
+    verified_at: float = 0.0  # the distance of the last step that was verified
     starts: list[float] = field(default_factory=list)  # the values at theta_0, where no limits are given
 
     @property
@@ -97,11 +107,12 @@ class Anchor:
         return space.since(self.origin)
 
     def pull(
-        self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit], rate: float, known: float | None
-    ) -> float:
+        self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit], rate: float,
+        known: float | None, verify: Verify | None = None,
+    ) -> float:  # fmt: skip
         """Bring theta back to the radius; returns the share of its distance from theta_0 that is left.
 
-        `known`: `norm(theta - theta_0)`, where it is.
+        `known`: `norm(theta - theta_0)`, where it is. `verify` measures the values where the step has ended.
         """
         assert self.origin is not None
         allowed = radius(self.distance, values, limits, rate)
@@ -109,23 +120,31 @@ class Anchor:
             away = self.away(space)
             known = math.sqrt(space.dots([(away, away)])[0])
         self.distance = known
-        if known <= allowed:
-            return 1.0
-        share, self.distance = allowed / known, allowed
-        space.pull(self.origin, 1.0 - share)
-        return share
+        self._shorten(space, allowed)
+        if verify is not None and self.distance > GROWTH * self.verified_at:
+            self._shorten(space, radius(self.distance, verify(), limits, 1.0))
+            self.verified_at = self.distance
+        return self.distance / known if known > 0.0 else 1.0
+
+    def _shorten(self, space: ParameterSpace, allowed: float) -> None:
+        """Bring theta to this distance, where it is further out."""
+        assert self.origin is not None
+        if self.distance > allowed:
+            space.pull(self.origin, 1.0 - allowed / self.distance)
+            self.distance = allowed
 
     def state_dict(self, space: ParameterSpace) -> dict[str, object]:
         """Plain numbers and whole tensors (a collective call for sharded parameters)."""
         return {
             "origin": None if self.origin is None else space.full(space.split(self.origin)),
             "starts": list(self.starts),
-            "distances": [self.distance, self.mean_distance, self.measured_at],
+            "distances": [self.distance, self.mean_distance, self.measured_at, self.verified_at],
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], space: ParameterSpace) -> Anchor:
         """The inverse of `state_dict`."""
         origin = None if state["origin"] is None else space.join(space.scatter(state["origin"]))
-        distance, mean_distance, measured_at = state["distances"]
-        return cls(origin, distance, mean_distance, measured_at, list(state["starts"]))
+        distance, mean_distance, measured_at, *verified_at = state["distances"]  # three in earlier versions
+        known = {"distance": distance, "mean_distance": mean_distance, "measured_at": measured_at}
+        return cls(origin, **known, verified_at=verified_at[0] if verified_at else 0.0, starts=list(state["starts"]))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from holdfast.constraint import filter_input as inputs
-from holdfast.constraint.anchor import Anchor, Limit
+from holdfast.constraint.anchor import Anchor, Limit, Verify
 from holdfast.constraint.event import Event, FilterEvent
 from holdfast.constraint.gradients import ParameterSpace, Vector, trainable
 from holdfast.constraint.memory import FilterMemory
@@ -47,6 +47,7 @@ class _Armed:
     nonfinite: str = ""  # what was not finite; the step is then discarded
     lost: Tensor | None = None  # 1 where the task's gradient was not, and the optimizer's kernels did nothing
     distance: float | None = None  # from theta_0, after a step that was not corrected
+    verify: Verify | None = None
     skipped: bool = False
 
 
@@ -122,7 +123,7 @@ class SafetyFilter:
 
     def arm(
         self, values: Sequence[float], gradients: Sequence[Vector], estimates: Sequence[float] | None = None,
-        limits: Sequence[Limit] = (),
+        limits: Sequence[Limit] = (), verify: Verify | None = None,
     ) -> None:  # fmt: skip
         """Announce the constraints, measured at the current parameters, for the next optimizer step.
 
@@ -131,10 +132,12 @@ class SafetyFilter:
             gradients: `h_k` on this batch by parameter, reduced over ranks.
             estimates: values averaged over steps, used instead of `values` where given.
             limits: of restoring and of an anchor, which has the first values and 0 as their ceiling unless given.
+            verify: how an anchor may measure the values where a step has ended.
         """
         space = self._space()
         joined = [space.join(h) for h in gradients]
-        self._armed = armed = _Armed(list(estimates if estimates is not None else values), joined, limits)
+        known = list(estimates if estimates is not None else values)
+        self._armed = armed = _Armed(known, joined, limits, verify=verify)
         norms = space.dots([(h, h) for h in joined])
         bad = inputs.nonfinite("value", zip(values, armed.values, strict=True))
         armed.nonfinite = bad or inputs.nonfinite("gradient", zip(norms, strict=True))
@@ -151,12 +154,12 @@ class SafetyFilter:
         if self.space == "gradient":
             self._filter_gradient(space, armed)
 
-    def arm_again(self, estimates: Sequence[float], limits: Sequence[Limit]) -> None:
+    def arm_again(self, estimates: Sequence[float], limits: Sequence[Limit], verify: Verify | None = None) -> None:
         """Announce the constraints as they are predicted to be, where this step measures none (with an anchor)."""
         space = self._space()
         self._memory.steps += 1
         gradients = self._memory.gradients(self.gradient_decay)
-        self._armed = _Armed(self._memory.relieved(estimates), gradients, limits, estimates)
+        self._armed = _Armed(self._memory.relieved(estimates), gradients, limits, estimates, verify=verify)
         if self.dual > 0.0:
             self._memory.dual_term.add(space, gradients)
 
@@ -218,7 +221,7 @@ class SafetyFilter:
             self._correct(space, armed)
             if self.anchor is not None and self.last_event is not None and not armed.nonfinite:
                 known = armed.at_distance or armed.values
-                share = self.anchor.pull(space, known, armed.limits, self.rate, armed.distance)
+                share = self.anchor.pull(space, known, armed.limits, self.rate, armed.distance, armed.verify)
                 self.last_event = replace(self.last_event, pulled=share)
 
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:

@@ -42,6 +42,9 @@ class FilterOptions:
             predicted at `-reserve alpha / 2` is pulled back towards theta_0. Update space only.
         every: measure the constraints at every such step, and in between go by the averages, which follow the distance
             from theta_0; a step from a tenth further out measures too. Above 1 it needs `anchor` and averages.
+        verify: how many rows of each set are looked at where a step ends half as far again from theta_0 as the last
+            one that was verified; such a step is pulled back to where they say that g stays below its ceiling. 0 has
+            none, and above 0 it needs `anchor`.
         draw: which rows a step measures: `pass`, all in turn, or `importance`, more often those that moved more
             (`constraint.draws`), with estimator `ema` or `batch`.
     """
@@ -57,6 +60,7 @@ class FilterOptions:
     dual: float = default("defense.dual")
     anchor: bool = default("defense.anchor")
     every: int = default("defense.every")
+    verify: int = default("defense.verify")
     draw: Draw = default("defense.draw")
 
     def __post_init__(self) -> None:
@@ -71,6 +75,11 @@ class FilterOptions:
                 f"every is {self.every} with anchor {self.anchor}, estimator {self.estimator}, decay {self.decay}: "
                 "steps that measure nothing go by averages that follow the distance from theta_0",
                 remedy="use every 1, or anchor with estimator ema or table and a decay above 0",
+            )
+        if self.verify < 0 or (self.verify and not self.anchor):
+            raise ConfigError(
+                f"verify is {self.verify} with anchor {self.anchor}: it says how far from theta_0 a step may end",
+                remedy="use anchor true and a number of rows, or verify 0",
             )
         if self.draw not in get_args(Draw):
             raise ConfigError(f"unknown draw {self.draw!r}", remedy=nearest(self.draw, list(get_args(Draw))))

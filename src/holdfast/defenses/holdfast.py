@@ -27,6 +27,7 @@ from typing import Any, final
 
 from torch import Tensor
 
+from holdfast.constraint.anchor import Verify
 from holdfast.constraint.event import Event
 from holdfast.constraint.filter import SafetyFilter
 from holdfast.constraint.filter_input import FilterOptions
@@ -88,7 +89,7 @@ class FilteredDefense(Defense):
         self._first = run.progress.step == 0
         if anchor is not None and not self._terms(run):
             predicted = [steering.predict(anchor) for steering in followed]
-            self._filter.arm_again(predicted, [steering.limit_of_steps() for steering in followed])
+            self._filter.arm_again(predicted, [s.limit_of_steps() for s in followed], self._verify(run))
             return
         measured = run.engine.measure(self._terms(run))
         weights = run.data.safety_weights
@@ -97,7 +98,23 @@ class FilteredDefense(Defense):
         gradients = [measured[name].gradient for name in self._steering]
         share = min(steering.inactive for steering in followed)
         self._inactive += 0.1 * (share - self._inactive)
-        self._filter.arm(values, gradients, estimates, [steering.limit_of_steps() for steering in followed])
+        limits = [steering.limit_of_steps() for steering in followed]
+        self._filter.arm(values, gradients, estimates, limits, self._verify(run))
+
+    def _verify(self, run: TrainingRun) -> Verify | None:
+        """How the anchor measures the constraints where a step has ended (`verify`)."""
+        anchor, rows = self._filter.anchor, self.config.verify
+        if anchor is None or not rows:
+            return None
+
+        def values() -> list[float]:
+            looked = {name: run.data.look(name, rows) for name in self._steering}
+            return [
+                steering.verify(*looked[name], anchor, max(1, len(looked[name][0]) // len(run.data.safety_batch(name))))
+                for name, steering in self._steering.items()
+            ]
+
+        return values
 
     def skip_step(self, run: TrainingRun) -> None:
         """Let the optimizer's empty step pass; nothing is measured or remembered."""

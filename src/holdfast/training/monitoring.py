@@ -7,7 +7,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,18 +15,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from holdfast.certification.binomial import upper_bound
-from holdfast.constraint.chance import ChanceConstraint
 from holdfast.core.errors import UnsupportedError
 from holdfast.core.event_log import EventLog
-from holdfast.core.ranks import gather_rows, rank, world
-from holdfast.core.seeding import generator
-from holdfast.core.units import KL_UNITS
-from holdfast.data.encode import Encoded
-from holdfast.scoring.forward import Forward
-from holdfast.scoring.reference_states import KeptReference
+from holdfast.core.ranks import gather_rows, rank
 from holdfast.training.checkpoint_store import step_of
 from holdfast.training.hooks import Row
 from holdfast.training.loss_spikes import EVENT, SpikeWatch
+from holdfast.training.probe import ConstraintProbe, on_whole_set
 from holdfast.training.safety import DEFAULT, SafetySet
 
 if TYPE_CHECKING:
@@ -35,8 +29,6 @@ if TYPE_CHECKING:
     from holdfast.training.trainer import SafeTrainer
 
 logger = logging.getLogger(__name__)
-
-PROBED = 64  # examples that are passed over at one time on one process, or as many as its device has room for
 
 
 def summarise(degradations: Tensor, safety: SafetySet) -> dict[str, float]:
@@ -190,52 +182,6 @@ def quantiles(degradations: Tensor) -> dict[str, float]:
     """Median, upper quantiles and maximum."""
     levels = {"q50": 0.5, "q75": 0.75, "q90": 0.9, "q95": 0.95, "q99": 0.99, "max": 1.0}
     return {name: float(torch.quantile(degradations, level)) for name, level in levels.items()}
-
-
-def on_whole_set(constraint: ChanceConstraint, degradations: Tensor) -> ChanceConstraint:
-    """The constraint as it is for these examples: cvar's threshold adapts, and the best one is their own quantile."""
-    if constraint.majorizer != "cvar":
-        return constraint
-    return constraint.with_threshold(float(torch.quantile(degradations, 1.0 - constraint.alpha)))
-
-
-class ConstraintProbe:
-    """Does the barrier hold between the steps? g on the same examples of each safety set after every optimizer step.
-
-    A batch of a few rows says little about g, and the filter's own estimate is what is to be checked. The probe is the
-    first `probe_rows` of a permutation of the constraint split, by the safety seed. It steers nothing.
-    """
-
-    def __init__(self, run: Run, rows: int) -> None:
-        self._run = run
-        self._places = {
-            name: generator(run.args.stream_seed, f"probe {name}").permutation(len(one.constraint_set))[:rows].tolist()
-            for name, one in run.data.safety.items()
-        }
-        self._kept: dict[tuple[str, int], KeptReference] = {}
-
-    def measure(self) -> dict[str, float]:
-        """g of every safety set at the current parameters."""
-        return {name: self._g(name, places) for name, places in self._places.items()}
-
-    def _g(self, name: str, places: list[int]) -> float:
-        run, one = self._run, self._run.data.safety[name]
-        examples, reference = one.rows(places), one.constraint_reference[places]
-        degradations = run.fitting.evaluation(
-            PROBED if world() == 1 else run.forward.batch_size,
-            lambda rows: self._forward(name, examples, rows).degradations(examples, reference, one.constraint),
-        )
-        return float(on_whole_set(one.constraint, degradations).value(degradations))
-
-    def _forward(self, name: str, examples: list[Encoded], rows: int) -> Forward:
-        """With what is kept of theta_0, from the batches in which the model itself is passed over: rounding cancels."""
-        forward = self._run.forward.resized(rows)
-        if forward.kept is not None or self._run.data.safety[name].constraint.unit not in KL_UNITS:
-            return forward
-        if (name, rows) not in self._kept:
-            with self._run.theta_0.active():
-                self._kept[name, rows] = KeptReference.of(forward, examples)
-        return replace(forward, kept=self._kept[name, rows])
 
 
 def barrier_figures(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.constraint.anchor import Anchor, Limit
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.draws import ImportanceDraws
-from holdfast.constraint.estimators import Estimator, TailThreshold, make_estimator
+from holdfast.constraint.estimators import EmaEstimator, Estimator, TailThreshold, make_estimator
 from holdfast.constraint.feasibility import require_room
 from holdfast.core.errors import ConfigError
 from holdfast.scoring.degradation import slope
@@ -159,6 +159,18 @@ class Steering:
         self.row = {"g": self.value(estimate, 0.0), **self.figures(d, weights)}
         self.moving.follow(measured.index, d)
         return self.value(float(terms.mean()), self.margin), self.value(estimate, self.margin)
+
+    def verify(self, index: Tensor, degradations: Tensor, anchor: Anchor, batches: int) -> float:
+        """The value with its margin on rows that were looked at where a step has ended; counts as so many batches."""
+        terms, square = self._phi(degradations) if self.entropic else self.terms(degradations), anchor.distance**2
+        mean = float(terms.mean())
+        if math.isfinite(mean):
+            if isinstance(self.estimator, EmaEstimator):
+                for _ in range(batches):
+                    self.estimator.absorb(mean, square)
+            if self.draws is not None:
+                self.draws.remember(index, terms, square)
+        return self.value(mean, self.margin) if math.isfinite(mean) else math.inf
 
     def predict(self, anchor: Anchor) -> float:
         """The value with its margin at this distance from theta_0, in a step that measures nothing."""

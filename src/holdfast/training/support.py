@@ -218,7 +218,9 @@ def require_supported_defense(trainer: SafeTrainer) -> None:
     _refuse(
         (trainer.is_fsdp_enabled and not defense.fsdp, what.format("FSDP2"), remedy),
         (trainer.is_deepspeed_enabled and not defense.deepspeed, what.format("DeepSpeed"), remedy),
-    )
+        (trainer.is_deepspeed_enabled and bool(getattr(defense.config, "verify", 0)),
+         "verify under DeepSpeed: its model has a step's weights only after the step", "set verify: 0, or use DDP"),
+    )  # fmt: skip
 
 
 def zero_settings(args: TrainingArguments) -> Mapping[str, Any] | None:

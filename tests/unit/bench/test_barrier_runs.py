@@ -34,6 +34,7 @@ def test_a_run_may_take_a_configuration_of_the_rounds():
     }  # fmt: skip
     options = {
         "anchor": True, "metric": "adam_unit", "value_decay": 0.98, "reserve": 0.4, "dual": 0.2, "draw": "importance",
+        "verify": 32,
     }  # fmt: skip
     found = barrier.parsed("holdfast config=drawn_1_wide dual=0.2 rate=1e-3")
     assert found == ({"name": "holdfast", **options}, 1e-3, limits)

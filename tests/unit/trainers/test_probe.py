@@ -8,7 +8,8 @@ from tests.unit.trainers.building import TIGHT, build, same, weights
 import holdfast as hf
 from holdfast.core import event_log
 from holdfast.core.errors import ConfigError
-from holdfast.training.monitoring import ConstraintProbe, barrier_figures, summarise
+from holdfast.training.monitoring import barrier_figures, summarise
+from holdfast.training.probe import ConstraintProbe
 
 
 def test_the_probe_is_in_every_row_and_changes_nothing(tmp_path):
