@@ -56,10 +56,10 @@ def test_the_filter_gets_value_and_gradient_of_the_log_form(tmp_path, monkeypatc
     trainer, seen = made(tmp_path, limit(), step=step), []
     arm = SafetyFilter.arm
 
-    def compared(self, values, gradients, estimates, limits):
+    def compared(self, values, gradients, estimates, limits, verify):
         found = torch.cat([x.flatten().clone() for x in gradients[0]])
         seen.append((values[0], estimates[0], found, *oracle(trainer)))
-        arm(self, values, gradients, estimates, limits)
+        arm(self, values, gradients, estimates, limits, verify)
 
     monkeypatch.setattr(SafetyFilter, "arm", compared)
     trainer.train()
