@@ -131,13 +131,11 @@ class SafetyFilter:
             values: `g_k + rho_k` on this step's safety batch.
             gradients: `h_k` on this batch by parameter, reduced over ranks.
             estimates: values averaged over steps, used instead of `values` where given.
-            limits: of restoring and of an anchor, which has the first values and 0 as their ceiling unless given.
-            verify: how an anchor may measure the values where a step has ended.
+            limits, verify: of restoring and of an anchor (`constraint.anchor`), whose ceilings are 0 unless given.
         """
         space = self._space()
         joined = [space.join(h) for h in gradients]
-        known = list(estimates if estimates is not None else values)
-        self._armed = armed = _Armed(known, joined, limits, verify=verify)
+        self._armed = armed = _Armed(list(values if estimates is None else estimates), joined, limits, verify=verify)
         norms = space.dots([(h, h) for h in joined])
         bad = inputs.nonfinite("value", zip(values, armed.values, strict=True))
         armed.nonfinite = bad or inputs.nonfinite("gradient", zip(norms, strict=True))

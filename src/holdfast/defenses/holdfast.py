@@ -27,7 +27,6 @@ from typing import Any, final
 
 from torch import Tensor
 
-from holdfast.constraint.anchor import Verify
 from holdfast.constraint.event import Event
 from holdfast.constraint.filter import SafetyFilter
 from holdfast.constraint.filter_input import FilterOptions
@@ -35,7 +34,7 @@ from holdfast.defaults import LATER_OPTIONS
 from holdfast.training.hooks import DEFENSES, Defense, Inputs, Items, Row, TrainingRun
 from holdfast.training.safety import SafetySet
 from holdfast.training.side_pass import Term
-from holdfast.training.steering import Steering, looks_first, one_row
+from holdfast.training.steering import Steering, choose_rows, looks_first, one_row, verifier
 from holdfast.training.support import require_float32
 
 
@@ -71,9 +70,7 @@ class FilteredDefense(Defense):
     def micro_step(self, run: TrainingRun, inputs: Inputs, items: Items) -> Tensor:
         """The task's gradient, and in a fused step every constraint's with it."""
         if run.progress.micro == 0:
-            for name, steering in self._steering.items():
-                if steering.draws is not None:
-                    run.data.choose(name, steering.draws)
+            choose_rows(run, self._steering)
         return run.engine.accumulate(inputs, items, self._terms(run), skip=looks_first(run.args, self._inactive))
 
     def _terms(self, run: TrainingRun) -> dict[str, Term]:
@@ -86,35 +83,17 @@ class FilteredDefense(Defense):
     def on_gradient(self, run: TrainingRun) -> None:
         """Measure every constraint at theta, estimate it, and arm the filter, which corrects the step that follows."""
         anchor, followed = self._filter.anchor, self._steering.values()
-        self._first = run.progress.step == 0
+        self._first, verify = run.progress.step == 0, verifier(run, self._steering, anchor, self.config.verify)
         if anchor is not None and not self._terms(run):
             predicted = [steering.predict(anchor) for steering in followed]
-            self._filter.arm_again(predicted, [s.limit_of_steps() for s in followed], self._verify(run))
+            self._filter.arm_again(predicted, [s.limit_of_steps() for s in followed], verify)
             return
         measured = run.engine.measure(self._terms(run))
-        weights = run.data.safety_weights
-        seen = (s.estimate(measured[n], anchor, weights(n)) for n, s in self._steering.items())
-        values, estimates = zip(*seen, strict=True)
+        found = (s.estimate(measured[n], anchor, run.data.safety_weights(n)) for n, s in self._steering.items())
+        values, estimates = zip(*found, strict=True)
         gradients = [measured[name].gradient for name in self._steering]
-        share = min(steering.inactive for steering in followed)
-        self._inactive += 0.1 * (share - self._inactive)
-        limits = [steering.limit_of_steps() for steering in followed]
-        self._filter.arm(values, gradients, estimates, limits, self._verify(run))
-
-    def _verify(self, run: TrainingRun) -> Verify | None:
-        """How the anchor measures the constraints where a step has ended (`verify`)."""
-        anchor, rows = self._filter.anchor, self.config.verify
-        if anchor is None or not rows:
-            return None
-
-        def values() -> list[float]:
-            looked = {name: run.data.look(name, rows) for name in self._steering}
-            return [
-                steering.verify(*looked[name], anchor, max(1, len(looked[name][0]) // len(run.data.safety_batch(name))))
-                for name, steering in self._steering.items()
-            ]
-
-        return values
+        self._inactive += 0.1 * (min(s.inactive for s in followed) - self._inactive)
+        self._filter.arm(values, gradients, estimates, [s.limit_of_steps() for s in followed], verify)
 
     def skip_step(self, run: TrainingRun) -> None:
         """Let the optimizer's empty step pass; nothing is measured or remembered."""
@@ -125,12 +104,8 @@ class FilteredDefense(Defense):
         event = self._filter.last_event
         if event is None:
             return {}
-        each = {
-            name: {**steering.row, "value": value, "multiplier": multiplier}
-            for (name, steering), value, multiplier in zip(
-                self._steering.items(), event.values, event.multipliers, strict=True
-            )
-        }
+        parts = zip(self._steering.items(), event.values, event.multipliers, strict=True)
+        each = {name: {**followed.row, "value": v, "multiplier": mu} for (name, followed), v, mu in parts}
         name = Event.INFEASIBLE_START if self._first and self._infeasible_start else event.name
         common = {
             "event": str(name), "residual": event.residual, "correction_ratio": event.correction_ratio,

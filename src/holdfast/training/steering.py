@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from holdfast.constraint.anchor import Anchor, Limit
+from holdfast.constraint.anchor import Anchor, Limit, Verify
 from holdfast.constraint.chance import ChanceConstraint
 from holdfast.constraint.draws import ImportanceDraws
 from holdfast.constraint.estimators import EmaEstimator, Estimator, TailThreshold, make_estimator
 from holdfast.constraint.feasibility import require_room
 from holdfast.core.errors import ConfigError
 from holdfast.scoring.degradation import slope
-from holdfast.training.hooks import Row
+from holdfast.training.hooks import Row, TrainingRun
 from holdfast.training.safety import SafetySet
 from holdfast.training.side_pass import weighted
 from holdfast.training.step import Measured
@@ -187,6 +188,26 @@ class Steering:
         self.moving.load_state_dict(state)
         if self.draws is not None:
             self.draws.load_state_dict(state["draws"])
+
+
+def choose_rows(run: TrainingRun, each: Mapping[str, Steering]) -> None:
+    """Draw the step's batch of every set whose rows are drawn by importance."""
+    for name, steering in each.items():
+        if steering.draws is not None:
+            run.data.choose(name, steering.draws)
+
+
+def verifier(run: TrainingRun, each: Mapping[str, Steering], anchor: Anchor | None, rows: int) -> Verify | None:
+    """What measures all values on `rows` rows of each set where a step has ended; they count as batches of the step."""
+    if anchor is None or not rows:
+        return None
+
+    def values() -> list[float]:
+        looked = {name: run.data.look(name, rows) for name in each}
+        batches = {name: max(1, len(looked[name][0]) // len(run.data.safety_batch(name))) for name in each}
+        return [steering.verify(*looked[name], anchor, batches[name]) for name, steering in each.items()]
+
+    return values
 
 
 def looks_first(args: SafetyArguments, inactive: float) -> bool:

@@ -39,9 +39,7 @@ def bench(
     ] = None,
     tau: Annotated[float, Opt(help="Of the constraint; 1e-6 makes the filter correct nearly every step.")] = 0.1,
     unit: Annotated[str, Opt(help=f"Of the constraint: {', '.join(UNITS)}.")] = "nll_token",
-    options: Annotated[
-        str, Opt(help="Of the defense holdfast, and limits of run_file's sets: 'anchor=true answers.first_k=32'.")
-    ] = "",
+    options: Annotated[str, Opt(help="Of the filter, and of run_file's sets: 'anchor=true answers.first_k=32'.")] = "",
     sweep: Annotated[
         str | None, Opt(help=f"Vary one setting: {', '.join(SWEEPS)}; three paths unless --paths says.")
     ] = None,
@@ -57,7 +55,6 @@ def bench(
 
     \b
     Example:
-      holdfast bench --shape tiny --steps 5
       holdfast bench --shape llama-3.1-8b --shape smollm2-135m --task sst2 --output out/speed.json
     """
     settings = Settings(
