@@ -143,8 +143,7 @@ class SafetyFilter:
             return
         self._memory.fold_moment(joined, norms, self.metric)
         if self.dual > 0.0:
-            self._memory.dual_term.fold_norms(norms)
-            self._memory.dual_term.add(space, joined)
+            self._memory.dual_term.add(space, joined, norms)
         if self.gradient_decay > 0.0:
             armed.gradients = self._memory.fold_gradients(joined, self.gradient_decay)
         if self.anchor is not None:

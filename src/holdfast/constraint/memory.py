@@ -47,14 +47,12 @@ class DualTerm:
     squares: list[float] = field(default_factory=list)  # averages of norm(h_k)^2, not debiased
     batches: int = 0  # in them
 
-    def fold_norms(self, norms: Sequence[float]) -> None:
-        """Take the squared norms of this step's h_k into their averages."""
-        before = self.squares or [0.0] * len(norms)
-        self.squares = [old + (1.0 - DUAL_DECAY) * (new - old) for old, new in zip(before, norms, strict=True)]
-        self.batches += 1
-
-    def add(self, space: ParameterSpace, gradients: Sequence[Vector]) -> None:
-        """Add the term to `.grad`, of the joined h_k on this step's batch, or of their averages."""
+    def add(self, space: ParameterSpace, gradients: Sequence[Vector], norms: Sequence[float] = ()) -> None:
+        """Add the term to `.grad`, of the joined h_k on this step's batch with their squared norms, or of averages."""
+        if norms:
+            before = self.squares or [0.0] * len(norms)
+            self.squares = [old + (1.0 - DUAL_DECAY) * (new - old) for old, new in zip(before, norms, strict=True)]
+            self.batches += 1
         if not any(self.ratios):  # a gradient of zeros would still move parameters that have none
             return
         task = space.task_gradient()
