@@ -13,8 +13,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.held_safety import bounds, cells, choose, data, power, records, restoring, schedule, table, train
-from scipy.stats import t, ttest_1samp
+from benchmarks.held_safety import (
+    bounds,
+    cells,
+    choose,
+    data,
+    paired,
+    power,
+    records,
+    restoring,
+    schedule,
+    table,
+    train,
+)
+from scipy.stats import t, ttest_1samp, ttest_rel
 
 from holdfast import defaults
 from holdfast.judging.reply import Reply
@@ -757,3 +769,36 @@ def test_a_strength_is_chosen_on_one_model(monkeypatch: pytest.MonkeyPatch, caps
     with pytest.raises(SystemExit):
         choose.main()
     assert "--method takes one --model" in capsys.readouterr().err
+
+
+def paired_record(seed: int, method: str, loss: float, harm: float) -> dict[str, object]:
+    evaluation = {
+        "tasks": {"sst2": {"loss": {"value": loss}}}, "shares": {"HS": harm},
+        "prompts_sha256": {"harm": "a", "sst2": "b"},
+    }  # fmt: skip
+    return {"kind": "cell", "name": f"{method}{seed}", "model": "0.5b", "part": "reported", "method": method,
+            "task": "sst2", "seed": seed, "poison_ratio": 0.25, "evaluation": evaluation}  # fmt: skip
+
+
+def test_two_methods_are_paired_by_seed():
+    """Against scipy's paired t test; a seed that one of them lacks is left out."""
+    ours, theirs = [0.30, 0.34, 0.33, 9.0], [0.29, 0.31, 0.33]
+    every = [paired_record(s, "ours", loss, 0.4) for s, loss in enumerate(ours, 1)]
+    every += [paired_record(s, "theirs", loss, 0.5) for s, loss in enumerate(theirs, 1)]
+    every += [paired_record(s, "sft", 0.2, 0.8) for s in range(1, 5)]
+    every += [paired_record(0, "shipped", 1.0, 0.4) | {"task": None, "seed": None, "poison_ratio": None}]
+    found = paired.paired(every, ("ours", "theirs"), "0.5b", "sst2", 0.25)
+    assert found is not None
+    expected = ttest_rel(ours[:3], theirs, alternative="less").confidence_interval(0.95).high
+    assert found.seeds == [1, 2, 3]
+    assert (found.difference, found.upper) == pytest.approx((0.04 / 3, expected))
+    assert found.harm == pytest.approx((0.4, 0.5))
+    assert found.gain == pytest.approx(((1 - 0.97 / 3) / 0.8, (1 - 0.31) / 0.8))
+    assert paired.paired(every[:1] + every[4:5], ("ours", "theirs"), "0.5b", "sst2", 0.25) is None
+
+
+def test_the_ninth_rounds_cells_have_the_plans_arguments():
+    folder = Path(records.__file__).parents[1] / "results" / "held_safety" / "ninth_round"
+    found = records.read_records(folder)
+    assert len(found) == 16
+    assert all(schedule.is_done(PLAN.cell(one["name"]), PLAN, folder / f"{one['name']}.json") for one in found)
