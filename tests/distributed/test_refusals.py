@@ -21,6 +21,7 @@ from holdfast.training import support
 from holdfast.training.support import require_shardable, require_supported_engine
 from tests import tiny
 from tests.distributed import launch_cases
+from tests.unit.trainers.building import TIGHT, build
 
 
 def arguments(tmp_path, **kwargs) -> hf.SafeSFTConfig:
@@ -298,3 +299,13 @@ def test_an_adapter_that_would_be_saved_empty(fsdp2):
         name, code, message = rank["empty"]
         assert (name, code) == ("UnsupportedError", 2)
         assert "activation_checkpointing with an adapter" in message
+
+
+def test_verified_steps_are_refused_under_deepspeed(tmp_path, monkeypatch):
+    """In the optimizer's hook the model does not have the step's weights yet."""
+    one = build(tmp_path, given={"defense": {"name": "holdfast", "anchor": True, "verify": 8}, "constraint": TIGHT})
+    monkeypatch.setattr(one, "is_deepspeed_enabled", True)
+    monkeypatch.setattr(support, "require_supported_zero_run", lambda _: None)
+    with pytest.raises(UnsupportedError) as caught:
+        support.require_supported_defense(one)
+    assert_refused(caught, "verify under DeepSpeed", "verify: 0")
