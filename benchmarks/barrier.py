@@ -150,7 +150,8 @@ def record_of(trainer: SafeSFTTrainer, text: str, folder: Path, seconds: float) 
         for name, found in figures.get("probe", {}).items()
     }  # fmt: skip
     return {
-        "run": text, "steps": len(rows), "planned_steps": trainer.state.max_steps, "seconds": round(seconds, 1),
+        "run": text, "settings": dict(zip(("defense", "rate", "limits"), parsed(text), strict=True)),
+        "steps": len(rows), "planned_steps": trainer.state.max_steps, "seconds": round(seconds, 1),
         "sets": sets, "events": figures["events"],
         "pulled": [row.get("pulled", 1.0) for row in rows], "losses": [row["loss"] for row in rows],
         "held_out_loss": trainer.evaluate()["eval_loss"], "step": trainer.run.engine.name,

@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from transformers import TrainerCallback, TrainerState
 
 from holdfast.constraint.filter import SafetyFilter
 from holdfast.constraint.gradients import ParameterSpace
@@ -38,7 +39,7 @@ from holdfast_lab.bench.settings import Settings
 PARTS: tuple[tuple[type, str], ...] = (
     (SafeTrainer, "training_step"), (FusedEngine, "accumulate"), (FusedEngine, "measure"), (SideData, "choose"),
     (SideData, "look"), (Steering, "estimate"), (SafetyFilter, "arm"), (FilterMemory, "fold_moment"),
-    (FilterMemory, "fold_gradients"), (DualTerm, "add"), (SafetyFilter, "_before_step"), (torch.optim.AdamW, "step"),
+    (FilterMemory, "fold_gradients"), (DualTerm, "add"), (SafetyFilter, "_before_step"),
     (SafetyFilter, "_after_step"), (SafetyFilter, "_correct"), (SafetyFilter, "_diagonal"), (ParameterSpace, "join"),
     (ParameterSpace, "dots"), (ParameterSpace, "since"), (ParameterSpace, "pull"),
 )  # fmt: skip
@@ -72,6 +73,17 @@ def timed(seconds: dict[str, list[float]]) -> Iterator[None]:
         yield
 
 
+class Forget(TrainerCallback):  # type: ignore[misc]
+    """Drops what the steps of the warm-up took."""
+
+    def __init__(self, seconds: dict[str, list[float]], warm_up: int) -> None:
+        self._seconds, self._warm_up = seconds, warm_up
+
+    def on_step_begin(self, args: Any, state: TrainerState, *_: Any, **__: Any) -> None:
+        if state.global_step == self._warm_up:
+            self._seconds.clear()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--shape", default="llama-3.1-8b")
@@ -90,15 +102,13 @@ def main() -> None:
     (cell,) = settings.cells(given.shape)
     seconds: dict[str, list[float]] = {}
     with TemporaryDirectory() as folder, timed(seconds):
-        trainer = build(cell, Material.of(cell), Path(folder), Path(folder), [])
+        trainer = build(cell, Material.of(cell), Path(folder), Path(folder), [Forget(seconds, given.warm_up)])
         trainer.train()
-    share = given.steps / (given.steps + given.warm_up)  # of the calls: those after the warm-up
     parts = {}
     for name, each in seconds.items():
-        kept = each[-round(share * len(each)) :]
         parts[name] = {
-            "calls_a_step": round(len(kept) / given.steps, 2), "ms_a_step": round(1e3 * sum(kept) / given.steps, 3),
-            "ms_median": round(1e3 * statistics.median(kept), 3),
+            "calls_a_step": round(len(each) / given.steps, 2), "ms_a_step": round(1e3 * sum(each) / given.steps, 3),
+            "ms_median": round(1e3 * statistics.median(each), 3),
         }  # fmt: skip
         print(f"{name:32s} {parts[name]['ms_a_step']:9.2f} ms a step, {parts[name]['calls_a_step']:6.2f} calls")
     write_json(given.output, {

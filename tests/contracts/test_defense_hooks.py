@@ -234,7 +234,7 @@ def test_defenses_by_name_mapping_and_object():
     [
         ("holdfsat", "unknown defense 'holdfsat'", "did you mean 'holdfast'?"),
         ({"name": "holdfast", "rte": 1}, "no option 'rte'", "did you mean 'rate'?"),
-        ({"name": "holdfast", "zzz": 1}, "no option 'zzz'", "known: anchor, decay, dual"),
+        ({"name": "holdfast", "zzz": 1}, "no option 'zzz'", "known: anchor, decay, draw, dual"),
         ({"name": "sft", "rate": 1}, "no option 'rate'", "it takes no options"),
         ({"rate": 1}, "has no name", "name: holdfast"),
     ],

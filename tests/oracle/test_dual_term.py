@@ -35,20 +35,20 @@ def test_the_term_has_the_length_of_the_task_gradient_times_its_ratio():
     p.grad = torch.tensor([3.0, 4.0, 0.0])
     h = [[torch.tensor([0.0, 0.0, 1e4])], [torch.tensor([1e-4, 0.0, 0.0])], [torch.zeros(3)]]
     term = DualTerm([0.5, 2.0, 1.0])
-    term.add(ParameterSpace([p]), h, [1e8, 1e-8, 0.0])
+    term.add(ParameterSpace([p]), h, term.fold_norms([1e8, 1e-8, 0.0]))
     assert p.grad.tolist() == pytest.approx([3.0 + 10.0, 4.0, 2.5])
 
 
 def test_a_batch_that_says_little_is_not_stretched():
     """The term of a batch is its gradient over the root mean square of those before and of itself, debiased."""
     p, term = torch.nn.Parameter(torch.zeros(1)), DualTerm([0.5])
-    p.grad, seen = torch.zeros(1), [4.0, 1.0, 0.25, 1e-4]
+    seen = [4.0, 1.0, 0.25, 1e-4]
     for norm in seen:
-        term.add(ParameterSpace([p]), [[torch.tensor([norm])]], [norm**2])
+        squares = term.fold_norms([norm**2])
     weights = [DUAL_DECAY ** (len(seen) - 1 - i) for i in range(len(seen))]
     rms = math.sqrt(sum(w * norm**2 for w, norm in zip(weights, seen, strict=True)) / sum(weights))
     p.grad = torch.tensor([3.0])
-    term.add(ParameterSpace([p]), [[torch.tensor([1e-4])]])
+    term.add(ParameterSpace([p]), [[torch.tensor([1e-4])]], squares)
     assert float(p.grad) == pytest.approx(3.0 + 0.5 * 3.0 * 1e-4 / rms)
 
 

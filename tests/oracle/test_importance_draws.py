@@ -84,6 +84,14 @@ def test_terms_are_kept_as_shares_of_the_squared_distance():
     assert draws.probabilities().tolist() == pytest.approx([0.5, 0.5])
 
 
+def test_what_rounding_adds_is_no_importance():
+    """A row at the floor, seen near theta_0, does not outweigh one that has moved far from it."""
+    draws = ImportanceDraws(2)
+    draws.remember(torch.tensor([0]), torch.tensor([5e-4], dtype=torch.float64), 1e-4, floor=5e-4)
+    draws.remember(torch.tensor([1]), torch.tensor([0.1], dtype=torch.float64), 1.0, floor=5e-4)
+    assert draws.probabilities().tolist() == pytest.approx([(1 - SHARE) / 2, (1 + SHARE) / 2])
+
+
 def test_a_table_of_another_size_is_refused():
     draws = ImportanceDraws(3)
     with pytest.raises(CheckpointError, match=r"shape \(4,\), expected \(3,\)"):

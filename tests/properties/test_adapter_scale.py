@@ -21,7 +21,8 @@ LIMIT = hf.ChanceConstraint(tau=0.1, alpha=0.05, beta=10.0, unit="kl_token")
 OPTIONS = {
     "plain": {},
     "reserve": {"reserve": 0.4},
-    "importance": {"reserve": 0.4, "anchor": True, "draw": "importance", "dual": 0.1},
+    "importance": {"reserve": 0.4, "draw": "importance"},
+    "verified": {"reserve": 0.4, "value_decay": 0.95, "anchor": True, "verify": 6},
     "anchor and dual": {"reserve": 0.4, "value_decay": 0.95, "anchor": True, "every": 2, "dual": 0.1},
 }
 

@@ -11,10 +11,11 @@ and weighted by w_i = 1 / (N p_i), at most 1 / (1 - SHARE):
 
 A batch is a systematic sample: b points at equal distances on the line on which row i has length p_i. Their offset
 moves by the golden ratio from step to step, so that batches fill each other's gaps. The seed draws the first offset;
-over it each point is uniform, and so the weighted mean is unbiased for a table that is given.
+over it each point is uniform, and so the weighted mean is unbiased for a table that is given. In a run the table
+follows from earlier offsets, so that this is not exact there.
 
-With an anchor phi_i is kept as a share of r^2, the squared distance from theta_0, since a KL grows with it: a row seen
-early would otherwise look safe.
+What is kept of a row is its term above f (`constraint.anchor`), and with an anchor as a share of r^2, the squared
+distance from theta_0, since a KL grows with it: a row seen early would otherwise look safe.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ class ImportanceDraws:
         at = torch.searchsorted(p.cumsum(0), points, right=True).clamp(max=len(p) - 1)  # rounding: the sum may miss 1
         return Batch(at.tolist(), 1.0 / (len(p) * p[at]))
 
-    def remember(self, index: Tensor, terms: Tensor, square: float | None = None) -> None:
-        """Note a batch's terms, seen at this squared distance from theta_0; at theta_0 itself they say nothing."""
+    def remember(self, index: Tensor, terms: Tensor, square: float | None = None, floor: float = 0.0) -> None:
+        """Note a batch's terms above their floor, seen at this squared distance from theta_0; none of it."""
         if square != 0.0:
-            remember(self.seen, index, terms.clamp(min=0.0) / (1.0 if square is None else square))
+            remember(self.seen, index, (terms - floor).clamp(min=0.0) / (1.0 if square is None else square))
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"seen": self.seen.clone()}

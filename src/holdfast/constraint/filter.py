@@ -143,7 +143,7 @@ class SafetyFilter:
             return
         self._memory.fold_moment(joined, norms, self.metric)
         if self.dual > 0.0:
-            self._memory.dual_term.add(space, joined, norms)
+            self._memory.dual_term.add(space, joined, self._memory.dual_term.fold_norms(norms))
         if self.gradient_decay > 0.0:
             armed.gradients = self._memory.fold_gradients(joined, self.gradient_decay)
         if self.anchor is not None:
@@ -158,7 +158,7 @@ class SafetyFilter:
         gradients = self._memory.gradients(self.gradient_decay)
         self._armed = _Armed(self._memory.relieved(estimates), gradients, limits, estimates, verify=verify)
         if self.dual > 0.0:
-            self._memory.dual_term.add(space, gradients)
+            self._memory.dual_term.add(space, gradients, space.dots([(h, h) for h in gradients]))
 
     def skip(self) -> None:
         """Discard the next optimizer step: parameters, moments and the filter's memory stay as they are."""

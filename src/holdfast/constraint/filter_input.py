@@ -76,10 +76,12 @@ class FilterOptions:
                 "steps that measure nothing go by averages that follow the distance from theta_0",
                 remedy="use every 1, or anchor with estimator ema or table and a decay above 0",
             )
-        if self.verify < 0 or (self.verify and not self.anchor):
+        if self.verify < 0:
+            raise ConfigError(f"verify is {self.verify}, expected a number of rows from 0", remedy="0 verifies no step")
+        if self.verify and not self.anchor:
             raise ConfigError(
-                f"verify is {self.verify} with anchor {self.anchor}: it says how far from theta_0 a step may end",
-                remedy="use anchor true and a number of rows, or verify 0",
+                f"verify {self.verify} without anchor: it says how far from theta_0 a step may end",
+                remedy="use anchor true, or verify 0",
             )
         if self.draw not in get_args(Draw):
             raise ConfigError(f"unknown draw {self.draw!r}", remedy=nearest(self.draw, list(get_args(Draw))))

@@ -34,9 +34,9 @@ class DualTerm:
         grad f + sum_k r_k (norm(grad f) / n_k) h_k,      r_k >= 0,
 
     where n_k is the root mean square of norm(h_k) over the last batches: a batch whose rows have hardly moved says
-    little, and its gradient is not stretched to say as much as another's. Neither the scale of g nor that of the loss
-    matters. r_k follows the sign and size of what the step before
-    wanted of the correction, its nominal step s against the barrier `h_k . s <= -gamma v_k`:
+    little, and its gradient is not stretched to say as much as another's. In steps that measure nothing h_k is an
+    average, and n_k its own norm. Neither the scale of g nor that of the loss matters. r_k follows the sign and size of
+    what the step before wanted of the correction, its nominal step s against the barrier `h_k . s <= -gamma v_k`:
 
         r_k <- clip(r_k + dual (h_k . s + gamma v_k) / (|h_k . s| + gamma |v_k|), 0, LARGEST).
 
@@ -47,17 +47,19 @@ class DualTerm:
     squares: list[float] = field(default_factory=list)  # averages of norm(h_k)^2, not debiased
     batches: int = 0  # in them
 
-    def add(self, space: ParameterSpace, gradients: Sequence[Vector], norms: Sequence[float] = ()) -> None:
-        """Add the term to `.grad`, of the joined h_k on this step's batch with their squared norms, or of averages."""
-        if norms:
-            before = self.squares or [0.0] * len(norms)
-            self.squares = [old + (1.0 - DUAL_DECAY) * (new - old) for old, new in zip(before, norms, strict=True)]
-            self.batches += 1
+    def fold_norms(self, norms: Sequence[float]) -> list[float]:
+        """Take the squared norms of a batch's h_k into their averages, and return these, debiased."""
+        before = self.squares or [0.0] * len(norms)
+        self.squares = [old + (1.0 - DUAL_DECAY) * (new - old) for old, new in zip(before, norms, strict=True)]
+        self.batches += 1
+        return [square / (1.0 - DUAL_DECAY**self.batches) for square in self.squares]
+
+    def add(self, space: ParameterSpace, gradients: Sequence[Vector], squares: Sequence[float]) -> None:
+        """Add the term to `.grad`, of the joined h_k and the squares of their n_k."""
         if not any(self.ratios):  # a gradient of zeros would still move parameters that have none
             return
         task = space.task_gradient()
-        norm, share = math.sqrt(space.dots([(task, task)])[0]), 1.0 - DUAL_DECAY**self.batches
-        squares = [square / share for square in self.squares] if self.batches else [0.0] * len(gradients)
+        norm = math.sqrt(space.dots([(task, task)])[0])
         weights = [r * norm / math.sqrt(h) if h > 0.0 else 0.0 for r, h in zip(self.ratios, squares, strict=True)]
         space.add_to_gradient([space.split(h) for h in gradients], weights)
 

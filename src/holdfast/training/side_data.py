@@ -64,7 +64,7 @@ def require_side_data(defense: Defense, stage: str, given: Mapping[str, object])
 
 
 class SideData:
-    """Safety sets and harmful pairs, encoded; draws are pure functions of seed and step."""
+    """Safety sets and harmful pairs, encoded; draws are pure functions of seed, step and, by importance, a table."""
 
     def __init__(
         self, trainer: SafeTrainer, safety: Mapping[str, SafetySet], harmful: object, unaligned: Unaligned | None

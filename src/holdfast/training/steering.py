@@ -128,6 +128,10 @@ class Steering:
         beyond = (degradations > self.constraint.tau).to(weights)
         return {"violation_rate": min(1.0, float((weights * beyond).mean())), "cvar": None}
 
+    def _floor(self) -> float:
+        """The least term that is known away from theta_0, or that at theta_0."""
+        return self.estimator.floor if math.isfinite(self.estimator.floor) else self.start()
+
     def limit_of_steps(self) -> Limit:
         """The floor of the value, and the ceiling of a single step: half of the reserve is left.
 
@@ -156,7 +160,7 @@ class Steering:
         if self.entropic:
             torch._foreach_div_(measured.gradient, float(slopes.mean()))
         if self.draws is not None:
-            self.draws.remember(measured.index, seen, square)
+            self.draws.remember(measured.index, seen, square, self._floor())
         self.row = {"g": self.value(estimate, 0.0), **self.figures(d, weights)}
         self.moving.follow(measured.index, d)
         return self.value(float(terms.mean()), self.margin), self.value(estimate, self.margin)
@@ -166,11 +170,13 @@ class Steering:
         terms, square = self._phi(degradations) if self.entropic else self.terms(degradations), anchor.distance**2
         mean = float(terms.mean())
         if math.isfinite(mean):
+            floor = self.estimator.floor
             if isinstance(self.estimator, EmaEstimator):
                 for _ in range(batches):
                     self.estimator.absorb(mean, square)
+            self.estimator.floor = floor  # of batches: the verified mean itself is not what rounding adds
             if self.draws is not None:
-                self.draws.remember(index, terms, square)
+                self.draws.remember(index, terms, square, self._floor())
         return self.value(mean, self.margin) if math.isfinite(mean) else math.inf
 
     def predict(self, anchor: Anchor) -> float:

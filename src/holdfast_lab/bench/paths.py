@@ -7,7 +7,7 @@ only. Nothing is downloaded, and there is no text.
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -23,7 +23,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 from trl import SFTConfig, SFTTrainer
 
 from holdfast.constraint.chance import ChanceConstraint
-from holdfast.core.errors import UnsupportedError
+from holdfast.core.errors import ConfigError, UnsupportedError
 from holdfast.core.library_types import LanguageModel, Tokenizer
 from holdfast.core.seeding import generator
 from holdfast.defaults import default, own_reply_defaults
@@ -134,11 +134,16 @@ def held(cell: Cell, material: Material) -> dict[str, Any]:
         """A run file's tau is below the rounding of random weights in bfloat16."""
         return ChanceConstraint(**{**settings, "tau": cell.tau, "beta": 1 / cell.tau}, allow_tau_below_noise=True)
 
+    given = by_set(filter_options(cell.options))[1]
     if cell.path != "run_file":
+        require_sets(given, ())
         return {"safety_dataset": material.safety, "constraint": limit(unit=cell.unit)}
     sets, unit = {"refusals": material.safety, "answers": material.answers}, default("constraint.unit")
-    given = by_set(filter_options(cell.options))[1]
-    limits = {keep: limit(**{"unit": unit, **own_reply_defaults(keep, unit), **given.get(keep, {})}) for keep in sets}
+    require_sets(given, sets)
+    limits = {}
+    for keep in sets:
+        own = given.get(keep, {})
+        limits[keep] = limit(**{"unit": unit, **own_reply_defaults(keep, own.get("unit", unit), own), **own})
     return {"safety_dataset": sets, "constraint": limits}
 
 
@@ -189,6 +194,13 @@ def by_set(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[s
         name, _, field = key.partition(".")
         limits.setdefault(name, {})[field] = options[key]
     return own, limits
+
+
+def require_sets(given: Collection[str], known: Collection[str]) -> None:
+    """Refuse limits of sets that a path does not hold."""
+    if unknown := sorted(set(given) - set(known)):
+        what = f"options name the sets {', '.join(unknown)}, this path holds {', '.join(known) or 'no set by name'}"
+        raise ConfigError(what, remedy="limits of sets are for the path run_file: refusals and answers")
 
 
 def adapter(sizes: Sizes) -> LoraConfig:

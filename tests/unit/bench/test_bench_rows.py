@@ -9,6 +9,7 @@ from importlib.resources import files
 
 import pytest
 
+from holdfast.core.errors import ConfigError
 from holdfast.data.encode import IGNORE, encode_all
 from holdfast.data.sources import examples_from_rows
 from holdfast.defaults import block, constraint_defaults
@@ -124,3 +125,14 @@ def test_options_may_be_limits_of_the_sets_of_a_run_file(tmp_path):
     answers = trainer.run.data.safety["answers"].constraint
     assert (answers.unit, answers.first_k, trainer.run.data.safety["refusals"].constraint.first_k) == ("kl_first", 4, 8)
     assert trainer.defense.config.anchor
+
+
+def test_limits_of_sets_that_a_path_does_not_hold_are_refused(tmp_path):
+    paths = {cell.path: cell for cell in SMALL.cells("tiny")}
+    for path, options, words in (
+        ("run_file", "answer.first_k=4", "answer, this path holds refusals, answers"),
+        ("holdfast", "answers.first_k=4", "answers, this path holds no set by name"),
+    ):
+        cell = replace(paths[path], options=options)
+        with pytest.raises(ConfigError, match=words):
+            build(cell, Material.of(cell), tmp_path, tmp_path, [])

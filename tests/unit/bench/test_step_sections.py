@@ -20,6 +20,6 @@ def test_the_parts_of_a_step_are_timed(tmp_path, monkeypatch):
     assert {"SafeTrainer.training_step", "SafetyFilter.arm", "SafetyFilter._after_step", "SideData.choose"} <= set(
         found
     )
-    assert found["SafetyFilter.arm"]["calls_a_step"] == 1
+    assert found["SafetyFilter.arm"]["calls_a_step"] == 1  # without the warm-up's
     assert found["SideData.choose"]["calls_a_step"] == 2  # one for each set
     assert found["SafetyFilter._after_step"]["ms_a_step"] >= found["SafetyFilter._correct"]["ms_a_step"] > 0
