@@ -78,6 +78,20 @@ def test_ranks_agree_to_the_bit(engine, name):
     assert all(torch.equal(first["weights"][key], second["weights"][key]) for key in first["weights"])
 
 
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"], indirect=True)
+def test_rows_drawn_by_importance_and_verified_steps(engine, one_process):
+    """Weights carry the rounding of small terms, so that less agrees than above; another row would be far outside."""
+    expected, (first, second) = one_process["drawn"], (rank["drawn"] for rank in engine)
+    assert worker.without_time(first["rows"]) == worker.without_time(second["rows"])
+    assert all(torch.equal(first["weights"][key], second["weights"][key]) for key in first["weights"])
+    assert any(row["pulled"] < 1.0 for row in expected["rows"])
+    for mine, theirs in zip(first["rows"], expected["rows"], strict=True):
+        for key in ("g", "value", "violation_rate", "pulled"):
+            assert mine[key] == pytest.approx(theirs[key], rel=1e-4, abs=1e-6), (key, mine["step"])
+    gaps = [apart(a, b) for a, b in zip(first["safety"], expected["safety"], strict=True)]
+    assert max(gaps) <= 1e-4, gaps
+
+
 @pytest.mark.parametrize(("engine", "name", "problem"), LAYOUTS, indirect=["engine"])
 def test_monitor_figures(engine, name, problem, one_process):
     expected, found = one_process[problem]["metrics"], engine[0][name]["metrics"]

@@ -41,6 +41,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     # Tied: sharding must keep the head and the embedding in one group.
     "full": {"full": True, "learning_rate": 1.0, "constraint": KL, "defense": ANCHORED},
 }
+DRAWN = {"defense": {**ANCHORED, "verify": 8, "draw": "importance"}}
 ADAM_WITH_DROPOUT = {**PROBLEMS["adam"], "dropout": 0.2, "gradient_checkpointing": True}
 FSDP2 = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
 Record = dict[str, Any]
@@ -187,6 +188,7 @@ def in_one_process(folder: Path) -> dict[str, Record]:
     found = {name: run(folder / name, **settings) for name, settings in PROBLEMS.items()}
     found["accumulated"] = run(folder / "accumulated", **PROBLEMS["sgd"], **layout(4))
     found["dpo"] = preference_cases.tight(folder / "dpo")
+    found["drawn"] = run(folder / "drawn", **DRAWN)
     return found
 
 
@@ -201,6 +203,7 @@ def under_ddp(folder: Path) -> dict[str, Any]:
         "adam": run(folder / "adam", **p["adam"], gradient_checkpointing=True),
         "full": run(folder / "full", **p["full"]),
         "accumulated": run(folder / "accumulated", **layout(2), bucket_view=True),
+        "drawn": run(folder / "drawn", **DRAWN),
         "trl": trained_by_trl(folder / "trl", **ADAM_WITH_DROPOUT),
         "slack": run(folder / "slack", constraint=SLACK, **ADAM_WITH_DROPOUT),
         "resume": run_and_resume(folder / "resume", **ADAM_WITH_DROPOUT),
@@ -227,6 +230,7 @@ def under_fsdp2(folder: Path) -> dict[str, Any]:
         "kl": run(folder / "kl", **p["kl"], **fsdp2()),
         "full": run(folder / "full", **p["full"], **fsdp2(activation_checkpointing=True)),
         "accumulated": run(folder / "accumulated", **layout(2), **fsdp2(), gradient_checkpointing=True),
+        "drawn": run(folder / "drawn", **DRAWN, **fsdp2()),
         "trl": trained_by_trl(folder / "trl", **ADAM_WITH_DROPOUT, **fsdp2()),
         "slack": run(folder / "slack", constraint=SLACK, **ADAM_WITH_DROPOUT, **fsdp2()),
         "resume": run_and_resume(folder / "resume", **ADAM_WITH_DROPOUT, **fsdp2()),
