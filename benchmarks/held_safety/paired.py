@@ -3,8 +3,8 @@
     python -m benchmarks.held_safety.paired RESULTS [RESULTS ...] --methods barrier barrier_primal_dual
 
 For each task the seeds that both methods have, at one poison ratio. Loss: differences by seed, with the one-sided 95 %
-bound of a t interval. Harm: both means. Gain: (shipped - method) / (shipped - plain SFT), of
-mean losses over these seeds. Later folders replace records of the same name in earlier ones.
+bound of a t interval. Harm: both means. Gain: (shipped - method) / (shipped - plain SFT), of mean losses over these
+seeds. Later folders replace records of the same name in earlier ones.
 """
 
 from __future__ import annotations

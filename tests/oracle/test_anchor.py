@@ -19,7 +19,7 @@ from holdfast.constraint.event import Event
 from holdfast.constraint.filter_input import FilterOptions
 from holdfast.constraint.memory import RESTORATION_LIMIT, FilterMemory
 from holdfast.constraint.problem import FilterProblem
-from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError
+from holdfast.core.errors import CheckpointError, ConfigError, InfeasibleError, NumericalError
 from holdfast.training.steering import Steering
 from holdfast.training.step import Measured
 
@@ -216,6 +216,16 @@ def test_a_step_is_verified_where_it_ends_and_pulled_back_by_what_is_seen_there(
     step(-0.3 * torch.ones(2, dtype=F64))
     assert len(looked) == 2
     assert filt.anchor.distance == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_verified_value_that_is_not_finite_ends_the_run(value):
+    filt, p = point(anchor=True)
+    p.grad = -torch.ones(2, dtype=F64)
+    filt.arm([-1.0, -1.0], [[torch.zeros(2, dtype=F64)]] * 2, None, [Limit(-1.0, 0.0)] * 2, lambda: [-1.0, value])
+    with pytest.raises(NumericalError, match="the value of constraint 1 is not finite") as caught:
+        filt.optimizer.step()
+    assert caught.value.remedy
 
 
 def test_a_checkpoint_of_a_version_that_verified_nothing_is_read():

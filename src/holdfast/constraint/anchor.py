@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from holdfast.constraint.gradients import ParameterSpace, Vector
+from holdfast.core.errors import NumericalError
 
 GROWTH = 1.5  # times the distance that was verified last: further out a step is verified
 MOVED = 1.1  # times the distance of the last measurement: further out the constraints are measured anew
@@ -72,6 +73,16 @@ def radius(distance: float, values: Sequence[float], limits: Sequence[Limit], ra
                 square = distance**2 - rate * (distance**2 - square)
             largest = min(largest, math.sqrt(square))
     return largest
+
+
+def _finite(values: Sequence[float]) -> Sequence[float]:
+    """The values; refused where one is not a number: nothing says then how far back the step should go."""
+    if bad := [k for k, value in enumerate(values) if not math.isfinite(value)]:
+        raise NumericalError(
+            f"where a step ended, the value of constraint {', '.join(map(str, bad))} is not finite (numbered from 0)",
+            remedy="look for extreme safety examples, lower the learning rate, or go on from a checkpoint in float32",
+        )
+    return values
 
 
 @dataclass
@@ -122,7 +133,7 @@ class Anchor:
         self.distance = known
         self._shorten(space, allowed)
         if verify is not None and self.distance > GROWTH * self.verified_at:
-            self._shorten(space, radius(self.distance, verify(), limits, 1.0))
+            self._shorten(space, radius(self.distance, _finite(verify()), limits, 1.0))
             self.verified_at = self.distance
         return self.distance / known if known > 0.0 else 1.0
 

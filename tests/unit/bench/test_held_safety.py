@@ -793,6 +793,8 @@ def test_two_methods_are_paired_by_seed():
     assert found.seeds == [1, 2, 3]
     assert (found.difference, found.upper) == pytest.approx((0.04 / 3, expected))
     assert found.harm == pytest.approx((0.4, 0.5))
+    row = paired.lines(every, ("ours", "theirs"), "0.5b", 0.25)[2]
+    assert row.startswith("| sst2 | 1, 2, 3 | 0.3233 | 0.3100 | +0.0133 (")
     assert found.gain == pytest.approx(((1 - 0.97 / 3) / 0.8, (1 - 0.31) / 0.8))
     assert paired.paired(every[:1] + every[4:5], ("ours", "theirs"), "0.5b", "sst2", 0.25) is None
 
