@@ -41,7 +41,7 @@ PARTS: tuple[tuple[type, str], ...] = (
     (SideData, "look"), (Steering, "estimate"), (SafetyFilter, "arm"), (FilterMemory, "fold_moment"),
     (FilterMemory, "fold_gradients"), (DualTerm, "add"), (SafetyFilter, "_before_step"),
     (SafetyFilter, "_after_step"), (SafetyFilter, "_correct"), (SafetyFilter, "_diagonal"), (ParameterSpace, "join"),
-    (ParameterSpace, "dots"), (ParameterSpace, "since"), (ParameterSpace, "pull"),
+    (ParameterSpace, "dots"), (ParameterSpace, "theta"), (ParameterSpace, "pull"),
 )  # fmt: skip
 
 

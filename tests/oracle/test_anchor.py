@@ -191,9 +191,10 @@ def test_a_checkpoint_without_relief_goes_on_with_a_step_that_measures_nothing()
     assert filt.state_dict()["relief"] == pytest.approx([0.3 * 0.1])
 
 
-def test_a_step_is_verified_where_it_ends_and_pulled_back_by_what_is_seen_there():
+@pytest.mark.parametrize("options", [{"anchor": True}, {"verified": True}], ids=str)
+def test_a_step_is_verified_where_it_ends_and_pulled_back_by_what_is_seen_there(options):
     """Values by the true g = 100 r^2 - 1 at the end of the step: the first has r^2 = 0.02, and so goes back to 0.01."""
-    filt, p = point(anchor=True, trust_region=1e-9, rate=0.3)
+    filt, p = point(**options, trust_region=1e-9, rate=0.3)
     looked: list[float] = []
 
     def verify() -> list[float]:
@@ -216,6 +217,24 @@ def test_a_step_is_verified_where_it_ends_and_pulled_back_by_what_is_seen_there(
     step(-0.3 * torch.ones(2, dtype=F64))
     assert len(looked) == 2
     assert filt.anchor.distance == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("options", "pulled"), [({"anchor": True}, True), ({"verified": True}, False)], ids=str)
+def test_without_an_anchor_a_step_is_not_pulled_back_by_what_is_predicted(options, pulled):
+    """A constraint that has no gradient and uses all of its room after one step, and then more than that."""
+    filt, p = point(**options)
+    run(filt, p, [([0.0, 0.0], -1.0)])
+    p.grad = -torch.ones(2, dtype=F64)
+    filt.arm([-0.1], [[torch.zeros(2, dtype=F64)]], None, [Limit(-1.0, 0.0)])
+    filt.optimizer.step()
+    assert (filt.last_event.pulled < 1.0) == pulled
+
+
+def test_a_checkpoint_does_not_change_whether_steps_are_pulled():
+    filt, p = point(verified=True)
+    run(filt, p, [([1.0, 0.0], -0.5)] * 2)
+    filt.load_state_dict(filt.state_dict())
+    assert not filt.anchor.pulls
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -253,7 +272,7 @@ def test_what_is_verified_counts_as_batches_of_the_estimate():
 OUT_OF_RANGE = [
     {"anchor": True, "space": "gradient"}, {"reserve": 1.0}, {"reserve": -0.1}, {"value_decay": 1.0}, {"every": 0},
     {"every": 2}, {"every": 2, "anchor": True, "estimator": "batch"}, {"draw": "often"},
-    {"draw": "importance", "estimator": "table"}, {"verify": 8}, {"verify": -1, "anchor": True},
+    {"draw": "importance", "estimator": "table"}, {"verify": 8, "space": "gradient"}, {"verify": -1},
 ]  # fmt: skip
 
 

@@ -33,6 +33,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
+
 from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.core.errors import NumericalError
 
@@ -87,8 +89,12 @@ def _finite(values: Sequence[float]) -> Sequence[float]:
 
 @dataclass
 class Anchor:
-    """theta_0, and how far from it theta is; part of a checkpoint."""
+    """theta_0, and how far from it theta is; part of a checkpoint.
 
+    Without `pulls` only verified steps are pulled back; averages follow the distance all the same.
+    """
+
+    pulls: bool = True
     origin: Vector | None = None
     distance: float = 0.0  # norm(theta - theta_0), as the last step left it
     mean_distance: float = 0.0  # of those at which gradients were measured, with the weights of theirs
@@ -112,10 +118,10 @@ class Anchor:
         self.mean_distance += (1.0 - decay) * (self.distance - self.mean_distance)
         self.measured_at = self.distance
 
-    def away(self, space: ParameterSpace) -> Vector:
+    def away(self, theta: Vector) -> Vector:
         """`theta - theta_0`."""
         assert self.origin is not None
-        return space.since(self.origin)
+        return list(torch._foreach_sub(theta, self.origin))
 
     def pull(
         self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit], rate: float,
@@ -126,9 +132,9 @@ class Anchor:
         `known`: `norm(theta - theta_0)`, where it is. `verify` measures the values where the step has ended.
         """
         assert self.origin is not None
-        allowed = radius(self.distance, values, limits, rate)
+        allowed = radius(self.distance, values, limits, rate) if self.pulls else math.inf
         if known is None:
-            away = self.away(space)
+            away = self.away(space.theta())
             known = math.sqrt(space.dots([(away, away)])[0])
         self.distance = known
         self._shorten(space, allowed)
@@ -153,9 +159,10 @@ class Anchor:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any], space: ParameterSpace) -> Anchor:
+    def from_state(cls, state: Mapping[str, Any], space: ParameterSpace, *, pulls: bool) -> Anchor:
         """The inverse of `state_dict`."""
         origin = None if state["origin"] is None else space.join(space.scatter(state["origin"]))
         distance, mean_distance, measured_at, *verified_at = state["distances"]  # three in earlier versions
         known = {"distance": distance, "mean_distance": mean_distance, "measured_at": measured_at}
-        return cls(origin, **known, verified_at=verified_at[0] if verified_at else 0.0, starts=list(state["starts"]))
+        verified = verified_at[0] if verified_at else 0.0
+        return cls(pulls, origin, **known, verified_at=verified, starts=list(state["starts"]))

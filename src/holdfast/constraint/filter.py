@@ -72,6 +72,7 @@ class SafetyFilter:
         gradient_decay: average of the constraint's gradients over steps; 0 uses each step's own.
         dual: how fast the optimizer's own gradient takes over from the corrections; 0 not at all.
         anchor: pull steps back towards theta_0, the parameters of the first step; update space only.
+        verified: pull back those steps that `verify` of `arm` finds too far out, also without an anchor.
     """
 
     def __init__(
@@ -85,15 +86,16 @@ class SafetyFilter:
         gradient_decay: float = 0.0,
         dual: float = 0.0,
         anchor: bool = False,
+        verified: bool = False,
     ) -> None:
-        inputs.check_settings(rate, space, metric, trust_region, gradient_decay, dual, anchor=anchor)
+        inputs.check_settings(rate, space, metric, trust_region, gradient_decay, dual, anchor=anchor or verified)
         self.optimizer: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate wraps it
         inputs.require_one_step(self.optimizer)
         self.rate, self.space, self.trust_region = rate, space, trust_region
         self.metric = resolve_metric(metric, self.optimizer) if space == "update" else "identity"
         self.gradient_decay, self.dual = gradient_decay, dual
-        self._space()  # refuse unsupported parameters now, not at the first step
-        self._memory = FilterMemory(anchor=Anchor() if anchor else None)
+        self._known = ParameterSpace(trainable(self.optimizer))  # refuses unsupported parameters now
+        self._memory = FilterMemory(anchor=Anchor(pulls=anchor) if anchor or verified else None)
         self._armed: _Armed | None = None
         self.last_event: FilterEvent | None = None
         self._handles = [self.optimizer.register_step_pre_hook(self._before_step)]
@@ -118,8 +120,9 @@ class SafetyFilter:
         return self._memory.anchor
 
     def _space(self) -> ParameterSpace:
-        """Made at each use, since parameter objects are exchanged."""
-        return ParameterSpace(trainable(self.optimizer))
+        """Made anew where parameter objects or their storage have been exchanged."""
+        self._known = ParameterSpace.of(trainable(self.optimizer), self._known)
+        return self._known
 
     def arm(
         self, values: Sequence[float], gradients: Sequence[Vector], estimates: Sequence[float] | None = None,
@@ -136,14 +139,14 @@ class SafetyFilter:
         space = self._space()
         joined = [space.join(h) for h in gradients]
         self._armed = armed = _Armed(list(values if estimates is None else estimates), joined, limits, verify=verify)
-        norms = space.dots([(h, h) for h in joined])
+        norms, task = self._memory.dual_term.lengths(space, joined)
         bad = inputs.nonfinite("value", zip(values, armed.values, strict=True))
         armed.nonfinite = bad or inputs.nonfinite("gradient", zip(norms, strict=True))
         if armed.nonfinite:
             return
         self._memory.fold_moment(joined, norms, self.metric)
         if self.dual > 0.0:
-            self._memory.dual_term.add(space, joined, self._memory.dual_term.fold_norms(norms))
+            self._memory.dual_term.add(space, joined, self._memory.dual_term.fold_norms(norms), task)
         if self.gradient_decay > 0.0:
             armed.gradients = self._memory.fold_gradients(joined, self.gradient_decay)
         if self.anchor is not None:
@@ -158,7 +161,7 @@ class SafetyFilter:
         gradients = self._memory.gradients(self.gradient_decay)
         self._armed = _Armed(self._memory.relieved(estimates), gradients, limits, estimates, verify=verify)
         if self.dual > 0.0:
-            self._memory.dual_term.add(space, gradients, space.dots([(h, h) for h in gradients]))
+            self._memory.dual_term.add(space, gradients, *self._memory.dual_term.lengths(space, gradients))
 
     def skip(self) -> None:
         """Discard the next optimizer step: parameters, moments and the filter's memory stay as they are."""
@@ -223,10 +226,10 @@ class SafetyFilter:
 
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None
+        now = space.theta()
         problem, directions = measure(
-            space, armed.gradients, armed.values, space.since(armed.before), rate=self.rate,
-            metric=lambda: self._diagonal(space),
-            away=None if self.anchor is None else self.anchor.away(space),
+            space, armed.gradients, armed.values, list(torch._foreach_sub(now, armed.before)), rate=self.rate,
+            metric=lambda: self._diagonal(space), away=None if self.anchor is None else self.anchor.away(now),
         )  # fmt: skip
         if armed.lost is not None and armed.lost.item():  # no wait: the problem's numbers came after it
             armed.nonfinite = "task gradient"
@@ -281,8 +284,7 @@ class SafetyFilter:
 
     def _report(self, name: Event, armed: _Armed, mu: np.ndarray, problem: FilterProblem | None = None) -> None:
         """Note what was done; `problem`: what `mu` solves, where it is finite."""
-        lost = armed.nonfinite if name is Event.NONFINITE else ""
-        event = FilterEvent(name, tuple(armed.values), tuple(mu.tolist()), nonfinite=lost)
+        event = FilterEvent(name, tuple(armed.values), tuple(mu.tolist()), nonfinite=armed.nonfinite)
         if problem is not None:
             self._memory.relieve(problem.taken(mu))
             ratio = problem.correction_ratio(mu)
@@ -296,4 +298,4 @@ class SafetyFilter:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self._memory = FilterMemory.from_state(state, self._space(), anchored=self.anchor is not None)
+        self._memory = FilterMemory.from_state(state, self._space(), own=self.anchor)

@@ -44,7 +44,7 @@ class FilterOptions:
             from theta_0; a step from a tenth further out measures too. Above 1 it needs `anchor` and averages.
         verify: how many rows of each set are looked at where a step ends half as far again from theta_0 as the last
             one that was verified; such a step is pulled back to where they say that g stays below its ceiling. 0 has
-            none, and above 0 it needs `anchor`.
+            none. Averages follow the distance from theta_0, as with `anchor`. Update space only.
         draw: which rows a step measures: `pass`, all in turn, or `importance`, more often those that moved more
             (`constraint.draws`), with estimator `ema` or `batch`.
     """
@@ -68,8 +68,9 @@ class FilterOptions:
         for decay in (self.decay, self.decay if self.value_decay is None else self.value_decay):
             make_estimator(self.estimator, size=1, start_phi=0.0, decay=decay)
         check_settings(
-            self.rate, self.space, self.metric, self.trust_region, self.gradient_decay, self.dual, anchor=self.anchor
-        )
+            self.rate, self.space, self.metric, self.trust_region, self.gradient_decay, self.dual,
+            anchor=self.anchor or self.verify > 0,
+        )  # fmt: skip
         if self.every < 1 or (self.every > 1 and not (self.anchor and self.gradient_decay > 0.0)):
             raise ConfigError(
                 f"every is {self.every} with anchor {self.anchor}, estimator {self.estimator}, decay {self.decay}: "
@@ -78,11 +79,6 @@ class FilterOptions:
             )
         if self.verify < 0:
             raise ConfigError(f"verify is {self.verify}, expected a number of rows from 0", remedy="0 verifies no step")
-        if self.verify and not self.anchor:
-            raise ConfigError(
-                f"verify {self.verify} without anchor: it says how far from theta_0 a step may end",
-                remedy="use anchor true, or verify 0",
-            )
         if self.draw not in get_args(Draw):
             raise ConfigError(f"unknown draw {self.draw!r}", remedy=nearest(self.draw, list(get_args(Draw))))
         if self.draw == "importance" and self.estimator == "table":
@@ -114,8 +110,8 @@ def check_settings(
         (space == "update" or not dual, f"dual {dual} {own}, which hands its multiplier to the optimizer already",
          "use space 'update', or dual 0"),
         (space == "update" or not anchor,
-         f"anchor {own}: it pulls back the applied step, which that space leaves to the optimizer",
-         "use space 'update', or anchor false"),
+         f"anchor or verify {own}: they pull back the applied step, which that space leaves to the optimizer",
+         "use space 'update', or anchor false and verify 0"),
     ):  # fmt: skip
         if not fine:
             raise ConfigError(what, remedy=remedy)

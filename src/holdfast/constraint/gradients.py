@@ -6,8 +6,10 @@ would take thousands. Inner products are accumulated in float64 and, for sharded
 ranks, so that every rank sees the same scalars and takes the same decision.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 
@@ -22,12 +24,12 @@ from holdfast.core.errors import ConfigError, UnsupportedError
 
 Vector = list[Tensor]
 BLOCK = 4 * 2**20  # numbers of each vector that are held in float64 at one time
-SHORT = 4096  # numbers of each vector in one of the products that make up an inner product
 
 
 def shard(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, detached; the tensor itself when it is not sharded."""
-    tensor = tensor.detach()
+    if tensor.requires_grad:  # a view takes time, and an adapter has hundreds of tensors
+        tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -69,12 +71,24 @@ def _joined(tensors: Vector) -> Tensor:
     return flat
 
 
-def _gram(rows: Tensor) -> Tensor:
-    """F F^T as the sum of many short products, which a GPU takes side by side."""
-    parts = rows.shape[1] // SHORT
-    short = rows[:, : parts * SHORT].reshape(len(rows), parts, SHORT).transpose(0, 1)
-    rest = rows[:, parts * SHORT :]
-    return torch.bmm(short, short.transpose(1, 2)).sum(0) + rest @ rest.T
+def _blocks(vector: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The numbers of a vector, at most BLOCK at a time."""
+    for stretch in _stretches(vector, BLOCK):
+        yield from torch.split(_joined(list(vector[stretch])), BLOCK)
+
+
+def _total(sums: Sequence[Tensor]) -> Tensor:
+    return torch.stack([one.to(sums[0].device) for one in sums]).sum()
+
+
+def _product(a: Vector, b: Vector) -> Tensor:
+    """a . b: on a CPU with products in float64, where those of float32 numbers are exact.
+
+    On a GPU in the vectors' own type, a block at a time: float64 takes many times as long there, and a block's sum of
+    float32 products is off by a few parts in 10^7 of norm(a) norm(b).
+    """
+    pairs = ((x, x) for x in _blocks(a)) if a is b else zip(_blocks(a), _blocks(b), strict=True)
+    return _total([torch.dot(x, y).double() if x.is_cuda else torch.dot(x.double(), y.double()) for x, y in pairs])
 
 
 class ParameterSpace:
@@ -104,8 +118,15 @@ class ParameterSpace:
                 remedy="remove ignored_modules from the FSDP configuration, or freeze these parameters",
             )
         self.params = list(params)
+        self._storage = [p.data_ptr() for p in self.params] if not self.sharded else []
         self._weights = [shard(p) for p in self.params]
         self._stretches = list(_stretches(self._weights))
+
+    @classmethod
+    def of(cls, params: Sequence[nn.Parameter], known: ParameterSpace) -> ParameterSpace:
+        """`known`, if it is of these parameters and they have the storage they had; sharded ones get a new space."""
+        same = [id(p) for p in params] == [id(p) for p in known.params] and not known.sharded
+        return known if same and [p.data_ptr() for p in params] == known._storage else cls(params)
 
     @property
     def sharded(self) -> bool:
@@ -146,12 +167,6 @@ class ParameterSpace:
     def theta(self) -> Vector:
         """A copy of the parameters, joined."""
         return self._join(self._weights)
-
-    def since(self, joined: Vector) -> Vector:
-        """`theta - joined`, joined."""
-        away = self.theta()
-        torch._foreach_sub_(away, joined)
-        return away
 
     def put(self, joined: Vector) -> None:
         """Set the parameters."""
@@ -212,37 +227,31 @@ class ParameterSpace:
     def dots(self, pairs: Sequence[tuple[Vector, Vector]]) -> list[float]:
         """Inner products of several pairs, with one reduction and one host synchronisation for all.
 
-        Vectors are joined block by block and multiplied as the rows of one matrix, F F^T in float64, where products of
-        float32 numbers are exact: an adapter has hundreds of small tensors, and a kernel for each of them would take
-        longer than the arithmetic.
+        Vectors are joined block by block: an adapter has hundreds of small tensors, and a kernel for each of them would
+        take longer than the arithmetic.
         """
-        vectors = list({id(v): v for pair in pairs for v in pair}.values())
-        place = {id(v): i for i, v in enumerate(vectors)}
-        gram = self._over_blocks(vectors, lambda rows: _gram(rows.double()), len(vectors), len(vectors)).tolist()
-        return [float(gram[place[id(a)]][place[id(b)]]) for a, b in pairs]
+        products = {frozenset((id(a), id(b))): (a, b) for a, b in pairs}
+        found = dict(zip(products, self._totals([_product(a, b) for a, b in products.values()]), strict=True))
+        return [found[frozenset((id(a), id(b)))] for a, b in pairs]
 
     def means(self, vectors: Sequence[Vector]) -> list[float]:
         """The mean number of each vector, with one reduction and one host synchronisation for all."""
         # The sum makes a float64 copy of a block.
-        total = self._over_blocks(vectors, lambda rows: rows.sum(1, dtype=torch.float64), len(vectors))
-        count = sum(p.numel() for p in self.params)
-        return [float(found) / count for found in total.tolist()]
+        sums = [_total([x.sum(dtype=torch.float64) for x in _blocks(vector)]) for vector in vectors]
+        return [found / sum(p.numel() for p in self.params) for found in self._totals(sums)]
 
-    def _over_blocks(self, vectors: Sequence[Vector], of: Callable[[Tensor], Tensor], *shape: int) -> Tensor:
-        """The sum, over all blocks and ranks, of a function of the vectors' numbers in a block, one row a vector."""
-        device = vectors[0][0].device
-        total = torch.zeros(*shape, dtype=torch.float64, device=device)
-        for block in _stretches(vectors[0], BLOCK):
-            for rows in zip(*(torch.split(_joined(v[block]), BLOCK) for v in vectors), strict=True):
-                total += of(torch.stack(rows)).to(device)
+    def _totals(self, sums: Sequence[Tensor]) -> list[float]:
+        """Sums over the ranks, each on the device of its vectors."""
+        total = torch.stack([one.to(sums[0].device) for one in sums])
         if self.sharded:
             dist.all_reduce(total)
-        return total
+        return [float(one) for one in total.tolist()]
 
     def nonfinite(self, vector: Vector) -> Tensor:
         """1 where some number of some rank is not finite, else 0; on the device, without waiting for it."""
         device = vector[0].device
-        sizes = torch.stack([size.to(device) for size in torch._foreach_norm(vector, 1)])  # inf or nan where one is
+        # inf or nan where a number is
+        sizes = torch.stack([torch.linalg.vector_norm(x, 1).to(device) for x in _blocks(vector)])
         lost = (~sizes.isfinite()).any().float()
         if self.sharded:
             dist.all_reduce(lost, op=dist.ReduceOp.MAX)

@@ -54,12 +54,22 @@ class DualTerm:
         self.batches += 1
         return [square / (1.0 - DUAL_DECAY**self.batches) for square in self.squares]
 
-    def add(self, space: ParameterSpace, gradients: Sequence[Vector], squares: Sequence[float]) -> None:
-        """Add the term to `.grad`, of the joined h_k and the squares of their n_k."""
-        if not any(self.ratios):  # a gradient of zeros would still move parameters that have none
+    @property
+    def acts(self) -> bool:
+        """Whether it adds anything: a gradient of zeros would still move parameters that have none."""
+        return any(self.ratios)
+
+    def lengths(self, space: ParameterSpace, gradients: Sequence[Vector]) -> tuple[list[float], float]:
+        """`norm(h_k)^2` and, where the term acts, `norm(grad f)^2`."""
+        task = [space.task_gradient()] if self.acts else []
+        found = space.dots([(h, h) for h in [*gradients, *task]])
+        return found[: len(gradients)], sum(found[len(gradients) :])
+
+    def add(self, space: ParameterSpace, gradients: Sequence[Vector], squares: Sequence[float], task: float) -> None:
+        """Add the term to `.grad`, of the joined h_k, the squares of their n_k and of `norm(grad f)`."""
+        if not self.acts:
             return
-        task = space.task_gradient()
-        norm = math.sqrt(space.dots([(task, task)])[0])
+        norm = math.sqrt(task)
         weights = [r * norm / math.sqrt(h) if h > 0.0 else 0.0 for r, h in zip(self.ratios, squares, strict=True)]
         space.add_to_gradient([space.split(h) for h in gradients], weights)
 
@@ -214,9 +224,10 @@ class FilterMemory:
         }
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], space: ParameterSpace, *, anchored: bool) -> FilterMemory:
+    def from_state(cls, state: dict[str, Any], space: ParameterSpace, *, own: Anchor | None) -> FilterMemory:
         """The inverse of `state_dict`; refuses one with an anchor where none is wanted, and one without where it is."""
         moment, anchor = state["safety_moment"], state.get("anchor")  # which earlier versions lack
+        anchored = own is not None
         if anchored != (anchor is not None):
             raise CheckpointError(
                 f"the filter's stored state is of anchor {not anchored}, this filter has anchor {anchored}",
@@ -230,5 +241,5 @@ class FilterMemory:
             dual_term=DualTerm(
                 list(state.get("dual_ratios", [])), list(state.get("dual_squares", [])), state.get("dual_batches", 0)
             ),  # the norms are not in checkpoints of earlier versions
-            anchor=None if anchor is None else Anchor.from_state(anchor, space),
+            anchor=None if own is None else Anchor.from_state(state["anchor"], space, pulls=own.pulls),
         )

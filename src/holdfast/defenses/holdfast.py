@@ -39,10 +39,7 @@ from holdfast.training.support import require_float32
 
 
 class FilteredDefense(Defense):
-    """Training whose every step a `SafetyFilter` corrects, as little as the constraints' barriers ask for.
-
-    Its config is a `FilterOptions`.
-    """
+    """Training whose every step a `SafetyFilter` corrects; its config is a `FilterOptions`."""
 
     packs = True
     joint_terms = True
@@ -61,7 +58,7 @@ class FilteredDefense(Defense):
         c = self.config
         self._filter = SafetyFilter(
             run.optimizer, rate=c.rate, space=c.space, metric=c.metric, trust_region=c.trust_region,
-            gradient_decay=c.gradient_decay, dual=c.dual, anchor=c.anchor,
+            gradient_decay=c.gradient_decay, dual=c.dual, anchor=c.anchor, verified=c.verify > 0,
         )  # fmt: skip
         self._steering = {name: self.steer(safety) for name, safety in run.data.safety.items()}
         self._infeasible_start = [n for n, s in self._steering.items() if not s.feasible_start]

@@ -27,7 +27,7 @@ from holdfast.scoring.completion import CompletionLosses
 from holdfast.scoring.degradation import in_unit, slope
 from holdfast.scoring.head import Head, kl_and_gradient, nll_and_gradient, nll_with_statistics, over_pieces
 from holdfast.scoring.reference_states import ReferenceStates
-from holdfast.scoring.transfer import to_device
+from holdfast.scoring.transfer import OnHost, to_device
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,18 @@ class Found:
     correct: Tensor
     degradations: dict[str, Tensor]  # of every term's rows, float64
     gradients: list[list[Tensor]]  # the task's and then every term's, each in the order of the adapter's parameters
+    copy: OnHost | None = None  # of the numbers above, on its way before the backward is launched
+
+    def send(self) -> None:
+        """Queue the copy to the host."""
+        numbers = [torch.stack([x.double() for x in (self.loss, self.entropy, self.correct)])]
+        self.copy = OnHost(torch.cat([*numbers, *self.degradations.values()]))
+
+    def on_host(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss, entropy and correct tokens, and every term's degradations; float64. Does not wait for the backward."""
+        assert self.copy is not None
+        numbers, *each = torch.split(self.copy.get(), [3, *(len(d) for d in self.degradations.values())])
+        return numbers, dict(zip(self.degradations, each, strict=True))
 
 
 class JointPass:
@@ -88,6 +100,7 @@ class JointPass:
         rows = [list(task), *(encoded_rows(term.rows) for term in terms.values())]
         rows += [[] for _ in range(len(rows), self.passes.body.adapter.count)]  # a step that measures no constraint
         parts = [part.to(self.device) for part in scored(rows[: 1 + len(terms)])]
+        none = torch.zeros(0, dtype=torch.float64, device=self.device)
 
         @torch.no_grad()
         def gradient_of(hidden: Tensor) -> Tensor:
@@ -98,11 +111,11 @@ class JointPass:
                 if term.rows:
                     sums.degradations[name], own = self._term(term, head, hidden, part, references[name])
                     gradient.index_copy_(0, part.at, own.to(gradient.dtype))
+            sums.degradations = {name: known.get(name, sums.degradations.get(name, none)) for name in terms}
+            sums.send()
             return gradient
 
         sums.gradients = self.passes.gradients(rows, gradient_of)[: 1 + len(terms)]
-        none = torch.zeros(0, dtype=torch.float64, device=self.device)
-        sums.degradations = {name: known.get(name, sums.degradations.get(name, none)) for name in terms}
         return sums
 
     @staticmethod

@@ -88,8 +88,13 @@ class FusedEngine:
         found = self.joint.run(task, scale, parts, skip=skip, by_rows=by_rows)
         before = self._gradients
         self._add(found)
-        self._log_tokens(found, task, scored)
-        if not math.isfinite(float(found.loss)) and any(part.rows for part in parts.values()):
+        numbers, degradations = found.on_host()
+        for name, d in degradations.items():
+            self._degradations[name].append(d)
+        self._log_tokens(numbers, task, scored)
+        if world() == 1:
+            run.progress.known = found.loss, numbers[0].to(found.loss.dtype)
+        if not math.isfinite(float(numbers[0])) and any(part.rows for part in parts.values()):
             # Weight gradients are sums over all tokens, and such a number times zero is not zero. The step is
             # discarded; what is remembered of the constraints is not.
             apart = self.joint.run([], scale, parts)
@@ -126,14 +131,15 @@ class FusedEngine:
                 p.grad = g
         else:
             torch._foreach_add_([p.grad for p in parameters], task)
-        for name, d in found.degradations.items():
-            self._degradations[name].append(d)
 
-    def _log_tokens(self, found: Found, task: list[Row], scored: int) -> None:
+    def _gathered(self, rows: Tensor) -> Tensor:
+        """Rows of all processes, on the CPU."""
+        return rows if world() == 1 else gather_rows(rows.to(self._run.args.device)).cpu()
+
+    def _log_tokens(self, numbers: Tensor, task: list[Row], scored: int) -> None:
         """What TRL logs of the task's tokens."""
-        counts = torch.tensor([scored, sum(len(ids) for ids, _ in task)], dtype=torch.float64, device=found.loss.device)
-        own = torch.cat([torch.stack([found.entropy.double(), found.correct.double()]), counts])
-        entropy, correct, valid, tokens = gather_rows(own[None]).sum(0).tolist()
+        counts = torch.tensor([scored, sum(len(ids) for ids, _ in task)], dtype=torch.float64)
+        entropy, correct, valid, tokens = self._gathered(torch.cat([numbers[1:], counts])[None]).sum(0).tolist()
         trainer = self._run.trainer
         metrics = trainer._metrics["train"]
         metrics["entropy"].append(entropy / valid if valid else 0.0)
@@ -163,7 +169,7 @@ class FusedEngine:
 
     def _measured(self, name: str) -> Measured:
         gradient = self._gradients[list(self._degradations).index(name)]
-        degradations = gather_rows(torch.cat(self._degradations[name])).double().cpu()
+        degradations = self._gathered(torch.cat(self._degradations[name]))
         return Measured(torch.tensor(self._run.data.safety_batch(name)), degradations, self._ordered(gradient))
 
     def _ordered(self, gradient: Vector) -> Vector:

@@ -42,6 +42,12 @@ class Progress:
         self._trainer = trainer
         self.micro = 0  # micro-batches of the step in progress that are through
         self.items: Items = None  # scored tokens of the step in progress
+        self.known: tuple[Tensor, Tensor] | None = None  # an engine's loss, and its copy on the host
+
+    def on_host(self, loss: Tensor) -> Tensor:
+        """The loss, or its copy on the host: reading that does not wait for a backward in progress."""
+        known, self.known = self.known, None
+        return loss if known is None or known[0] is not loss else known[1]
 
     @property
     def stage(self) -> str:

@@ -165,7 +165,7 @@ class SafeTrainer(CheckpointMixin, MonitoredTrainer):
         self._step_model, run.progress.items = model, items
         run.fitting.begin(inputs, items, run.progress.micro)
         loss = defense.micro_step(run, inputs, items)
-        self.recorder.add_loss(loss, float(torch_optimizer(self.optimizer).param_groups[0]["lr"]))
+        self.recorder.add_loss(run.progress.on_host(loss), float(torch_optimizer(self.optimizer).param_groups[0]["lr"]))
         run.progress.micro += 1
         if self.accelerator.sync_gradients:
             run.progress.micro = 0
