@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.constraint.anchor import Anchor, Limit, radius
+from holdfast.constraint.anchor import AGAIN, Anchor, Limit, radius
 from holdfast.constraint.estimators import EmaEstimator, TableEstimator
 from holdfast.constraint.event import Event
 from holdfast.constraint.filter_input import FilterOptions
@@ -228,6 +229,22 @@ def test_without_an_anchor_a_step_is_not_pulled_back_by_what_is_predicted(option
     filt.arm([-0.1], [[torch.zeros(2, dtype=F64)]], None, [Limit(-1.0, 0.0)])
     filt.optimizer.step()
     assert (filt.last_event.pulled < 1.0) == pulled
+
+
+def test_an_estimate_above_its_ceiling_is_verified_once_in_some_steps():
+    """The estimate says 0.1 at every step, the look -0.5: nothing is pulled, and only every eighth step is looked at."""
+    filt, p = point(verified=True, trust_region=1e-9)
+    run(filt, p, [([0.0, 0.0], -1.0)])
+    looked: list[int] = []
+    for step in range(3 * AGAIN):
+        p.grad = -1e-6 * torch.ones(2, dtype=F64)
+        look = partial(lambda at: looked.append(at) or [-0.5], step)
+        filt.arm([0.1], [[torch.zeros(2, dtype=F64)]], None, [Limit(-1.0, 0.0)], look)
+        filt.optimizer.step()
+        assert filt.last_event.pulled == 1.0
+    assert looked == [0, AGAIN, 2 * AGAIN]
+    assert filt.anchor.unverified == AGAIN - 1
+    assert Anchor.from_state(filt.anchor.state_dict(filt._space()), filt._space(), pulls=False).unverified == AGAIN - 1
 
 
 def test_a_checkpoint_does_not_change_whether_steps_are_pulled():

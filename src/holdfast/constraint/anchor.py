@@ -23,7 +23,8 @@ Likelihoods and tails grow with another power of r: what R misses of them is see
 
 The first steps are the longest in proportion, and nothing is known yet. So a step that ends GROWTH times as far out as
 the last one that was verified is verified itself, where the caller can: the values are measured there, and the step is
-pulled back to the radius that follows from them.
+pulled back to the radius that follows from them. So is a step that begins outside of the radius, by its estimates, if
+none of the last AGAIN steps was: estimates of few rows are noisy and late, and a verified one corrects them too.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.core.errors import NumericalError
 
 GROWTH = 1.5  # times the distance that was verified last: further out a step is verified
+AGAIN = 8  # steps between two that are verified because an estimate is above its ceiling
 MOVED = 1.1  # times the distance of the last measurement: further out the constraints are measured anew
 
 
@@ -100,6 +102,7 @@ class Anchor:
     mean_distance: float = 0.0  # of those at which gradients were measured, with the weights of theirs
     measured_at: float = 0.0  # the last of them; 0 where the last step was discarded
     verified_at: float = 0.0  # the distance of the last step that was verified
+    unverified: int = 0  # steps since then
     starts: list[float] = field(default_factory=list)  # the values at theta_0, where no limits are given
 
     @property
@@ -132,15 +135,17 @@ class Anchor:
         `known`: `norm(theta - theta_0)`, where it is. `verify` measures the values where the step has ended.
         """
         assert self.origin is not None
+        self.unverified += 1
+        doubted = self.unverified >= AGAIN and radius(self.distance, values, limits, 1.0) < self.distance
         allowed = radius(self.distance, values, limits, rate) if self.pulls else math.inf
         if known is None:
             away = self.away(space.theta())
             known = math.sqrt(space.dots([(away, away)])[0])
         self.distance = known
         self._shorten(space, allowed)
-        if verify is not None and self.distance > GROWTH * self.verified_at:
+        if verify is not None and (doubted or self.distance > GROWTH * self.verified_at):
             self._shorten(space, radius(self.distance, _finite(verify()), limits, 1.0))
-            self.verified_at = self.distance
+            self.verified_at, self.unverified = self.distance, 0
         return self.distance / known if known > 0.0 else 1.0
 
     def _shorten(self, space: ParameterSpace, allowed: float) -> None:
@@ -156,6 +161,7 @@ class Anchor:
             "origin": None if self.origin is None else space.full(space.split(self.origin)),
             "starts": list(self.starts),
             "distances": [self.distance, self.mean_distance, self.measured_at, self.verified_at],
+            "unverified": self.unverified,
         }
 
     @classmethod
@@ -164,5 +170,5 @@ class Anchor:
         origin = None if state["origin"] is None else space.join(space.scatter(state["origin"]))
         distance, mean_distance, measured_at, *verified_at = state["distances"]  # three in earlier versions
         known = {"distance": distance, "mean_distance": mean_distance, "measured_at": measured_at}
-        verified = verified_at[0] if verified_at else 0.0
-        return cls(pulls, origin, **known, verified_at=verified, starts=list(state["starts"]))
+        known |= {"verified_at": verified_at[0] if verified_at else 0.0, "unverified": state.get("unverified", 0)}
+        return cls(pulls, origin, **known, starts=list(state["starts"]))
