@@ -232,7 +232,7 @@ def test_without_an_anchor_a_step_is_not_pulled_back_by_what_is_predicted(option
 
 
 def test_an_estimate_above_its_ceiling_is_verified_once_in_some_steps():
-    """The estimate says 0.1 at every step, the look -0.5: nothing is pulled, and only every eighth step is looked at."""
+    """The estimate says 0.1 at every step, the look -0.5: nothing is pulled, every eighth step is looked at."""
     filt, p = point(verified=True, trust_region=1e-9)
     run(filt, p, [([0.0, 0.0], -1.0)])
     looked: list[int] = []
