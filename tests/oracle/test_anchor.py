@@ -278,11 +278,11 @@ def test_what_is_verified_counts_as_batches_of_the_estimate():
     anchor = Anchor(distance=2.0)
     d = torch.tensor([0.0, 0.02, 0.1, 0.2], dtype=F64)
     terms = steering.terms(d)
-    found = steering.verify(torch.arange(4), d, anchor, 3)
+    found = steering.verify(torch.arange(4), d, None, anchor, 3)
     assert found == pytest.approx(float(terms.mean()) - 0.05)
     estimator = steering.estimator
     assert (estimator.steps, estimator.mean, estimator.mean_square) == (3, pytest.approx(float(terms.mean())), 4.0)
-    assert steering.verify(torch.arange(4), d * math.nan, anchor, 3) == math.inf
+    assert steering.verify(torch.arange(4), d * math.nan, None, anchor, 3) == math.inf
     assert estimator.steps == 3
 
 

@@ -133,8 +133,8 @@ class EagerPasses:
         self.body = body
 
     @torch.no_grad()
-    def states(self, groups: Groups, *, adapters: bool = True) -> Tensor:
-        """Hidden states of all rows, laid end to end."""
+    def states(self, groups: Groups, *, adapters: bool = True, once: bool = False) -> Tensor:
+        """Hidden states of all rows, laid end to end; `once` says that no other pass will have this size."""
         layout = lay_out(groups).to(self.body.device)
         self.body.adapter.refresh()
         with self.body.running():

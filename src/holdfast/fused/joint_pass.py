@@ -14,6 +14,7 @@ step, cheaper when most rows are inactive.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -195,6 +196,19 @@ class JointPass:
 
         gradient = self.passes.gradients(groups, gradient_of, dropout=False)[0]
         return sums[0], gradient
+
+    @torch.no_grad()
+    def look(self, term: Term) -> Tensor:
+        """The degradations of a term's rows."""
+        rows = [encoded_rows(term.rows)]
+        part = scored(rows)[0].to(self.device)
+        reference = None
+        if term.constraint.unit in KL_UNITS:
+            off = partial(self.passes.states, rows, adapters=False, once=True)
+            reference = off().index_select(0, part.at) if self.kept is None else self.kept(term.rows)
+        hidden = self.passes.states(rows, once=True)
+        values, _ = self._token_losses(Head(self.model), hidden, part, reference)
+        return self._degradations(term, part, values)
 
     @torch.no_grad()
     def _looked_at(self, terms: Mapping[str, Term], references: Mapping[str, Tensor | None]) -> dict[str, Tensor]:

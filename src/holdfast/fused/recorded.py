@@ -79,9 +79,11 @@ class RecordedPasses(EagerPasses):
         self._expected: tuple[Tensor, list[Tensor]] | None = None
         self.recording = True
 
-    def states(self, groups: Groups, *, adapters: bool = True) -> Tensor:
-        """Hidden states of all rows, laid end to end; overwritten by the next pass."""
-        recording = self._loaded(groups, "states" if adapters else "reference")
+    def states(self, groups: Groups, *, adapters: bool = True, once: bool = False) -> Tensor:
+        """Hidden states of all rows, laid end to end; overwritten by the next pass. `once`: not worth a recording."""
+        if once:
+            self._follow()
+        recording = None if once else self._loaded(groups, "states" if adapters else "reference")
         if recording is None:
             return super().states(groups, adapters=adapters)
         recording.forward.replay()
@@ -99,10 +101,14 @@ class RecordedPasses(EagerPasses):
         recording.backward.replay()
         return self._gradients
 
+    def _follow(self) -> None:
+        """Forget recordings of leaves that lie elsewhere now, also before a pass that is not recorded."""
+        if self.body.adapter.refresh():
+            self.forget()
+
     def _loaded(self, groups: Groups, kind: str) -> Recording | None:
         """The recording for a batch, with the batch in it."""
-        if self.body.adapter.refresh():  # the leaves lie elsewhere now, also for a pass that is not recorded
-            self.forget()
+        self._follow()
         fill = rounded(groups, padded=self.body.pads)
         if not self.recording or fill.tokens > MAX_TOKENS:
             return None

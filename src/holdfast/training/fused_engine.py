@@ -203,6 +203,15 @@ class FusedEngine:
         with theta_0.active():
             return self.joint.completion_states(rows, adapters=True)
 
+    def look(self, name: str, places: list[int], most: int) -> Tensor:
+        """D_i of these rows of a set as the parameters are now, `most` at a time, without a gradient; on the CPU."""
+        one, found = self._run.data.safety[name], []
+        for at in (places[i : i + most] for i in range(0, len(places), most)):
+            constraint = one.constraint
+            term = JointTerm(one.rows(at), one.constraint_reference[at], constraint, constraint.phi, len(at))
+            found.append(self.joint.look(term))
+        return torch.cat(found).cpu()
+
     def degradations(self, name: str) -> Tensor:
         return self._two_pass.degradations(name)
 

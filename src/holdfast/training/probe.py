@@ -29,19 +29,34 @@ def on_whole_set(constraint: ChanceConstraint, degradations: Tensor) -> ChanceCo
     return constraint.with_threshold(float(torch.quantile(degradations, 1.0 - constraint.alpha)))
 
 
+def looked_at(run: Run, name: str, places: list[int]) -> Tensor:
+    """D_i of these rows of a constraint split at the current parameters; float64, on the CPU.
+
+    Packed in one pass where steps are fused, on one process; else as an evaluation does.
+    """
+    from holdfast.training.fused_engine import FusedEngine
+
+    engine, one = run.engine, run.data.safety[name]
+    if isinstance(engine, FusedEngine) and world() == 1:
+        return run.fitting.evaluation(PROBED, lambda rows: engine.look(name, places, rows))
+    examples, reference = one.rows(places), one.constraint_reference[places]
+    return run.fitting.evaluation(
+        run.forward.batch_size,
+        lambda rows: run.forward.resized(rows).degradations(examples, reference, one.constraint),
+    )
+
+
 class ConstraintProbe:
     """The same examples of each safety set whenever it is asked.
 
     A batch of a few rows says little about g, and the filter's own estimate is what is to be checked. The rows are the
-    first `rows` of a permutation of the constraint split, by the safety seed and `stream`.
+    first `rows` of a permutation of the constraint split, by the safety seed.
     """
 
-    def __init__(self, run: Run, rows: int, stream: str = "probe") -> None:
+    def __init__(self, run: Run, rows: int) -> None:
         self._run = run
         self.places = {
-            name: generator(run.args.stream_seed, f"{stream} {name}")
-            .permutation(len(one.constraint_set))[:rows]
-            .tolist()
+            name: generator(run.args.stream_seed, f"probe {name}").permutation(len(one.constraint_set))[:rows].tolist()
             for name, one in run.data.safety.items()
         }
         self._kept: dict[tuple[str, int], KeptReference] = {}

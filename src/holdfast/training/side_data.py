@@ -20,7 +20,7 @@ from holdfast.data.encode import Encoded, collate, encode_all, require_usable_to
 from holdfast.data.examples import Example
 from holdfast.training.fingerprint import Unaligned, unaligned_sha256
 from holdfast.training.hooks import Defense, Inputs, Items
-from holdfast.training.probe import ConstraintProbe
+from holdfast.training.probe import looked_at
 from holdfast.training.row_weights import count_items
 from holdfast.training.safety import SafetySet, as_examples
 from holdfast.training.side_pass import scored_tokens
@@ -73,7 +73,6 @@ class SideData:
         self.safety = dict(safety)
         self.unaligned = unaligned  # the weights before alignment: see `holdfast.models.alignment_shift`
         self._streams = {name: self._stream(one) for name, one in self.safety.items()}
-        self._probes: dict[int, ConstraintProbe] = {}  # by their number of rows
         self._chosen: dict[str, tuple[int, Batch]] = {}  # the step for which a batch was chosen, and the batch
         self.harmful_examples: list[Example] = []  # harmful pairs, for defenses that need them
         self.harmful: list[Encoded] = []  # the same, tokenised
@@ -144,12 +143,20 @@ class SideData:
         chosen_at, batch = self._chosen.get(name, (-1, None))
         return None if batch is None or chosen_at != int(self._trainer.state.global_step) else batch.weights
 
-    def look(self, name: str, rows: int) -> tuple[Tensor, Tensor]:
-        """Positions of `rows` rows of a safety set, the same at each call, and their D_i at the current parameters."""
-        if rows not in self._probes:
-            self._probes[rows] = ConstraintProbe(self._trainer.run, rows, "verify")
-        probe = self._probes[rows]
-        return torch.tensor(probe.places[name]), probe.degradations(name)
+    def look(self, name: str, rows: int, draws: ImportanceDraws | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Positions of `rows` rows of a set, drawn for this step, their D_i as the parameters are now, and weights.
+
+        By what was seen of the rows where `draws` are given, else without replacement; then there are no weights.
+        """
+        stream, step, weights = self._streams[name], int(self._trainer.state.global_step), None
+        if draws is None:
+            places = generator(stream.seed, name, "look", step).permutation(stream.size)[:rows].tolist()
+        else:
+            first = float(generator(stream.seed, name, "looks").random())
+            places, weights = draws.batch(rows, step, first)
+        unique = sorted(set(places))  # by importance a row may come up more than once
+        at = torch.tensor([unique.index(place) for place in places])
+        return torch.tensor(places), looked_at(self._trainer.run, name, unique)[at], weights
 
     def choose(self, name: str, draws: ImportanceDraws) -> None:
         """Draw this step's safety batch by what was seen of its rows; by seed and step apart from that."""

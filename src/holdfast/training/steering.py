@@ -165,10 +165,12 @@ class Steering:
         self.moving.follow(measured.index, d)
         return self.value(float(terms.mean()), self.margin), self.value(estimate, self.margin)
 
-    def verify(self, index: Tensor, degradations: Tensor, anchor: Anchor, batches: int) -> float:
+    def verify(
+        self, index: Tensor, degradations: Tensor, weights: Tensor | None, anchor: Anchor, batches: int
+    ) -> float:
         """The value with its margin on rows that were looked at where a step has ended; counts as so many batches."""
         terms, square = self._phi(degradations) if self.entropic else self.terms(degradations), anchor.distance**2
-        mean = float(terms.mean())
+        mean = float(weighted(terms, weights).mean())
         if math.isfinite(mean):
             floor = self.estimator.floor
             if isinstance(self.estimator, EmaEstimator):
@@ -209,7 +211,7 @@ def verifier(run: TrainingRun, each: Mapping[str, Steering], anchor: Anchor | No
         return None
 
     def values() -> list[float]:
-        looked = {name: run.data.look(name, rows) for name in each}
+        looked = {name: run.data.look(name, rows, steering.draws) for name, steering in each.items()}
         batches = {name: max(1, len(looked[name][0]) // len(run.data.safety_batch(name))) for name in each}
         return [steering.verify(*looked[name], anchor, batches[name]) for name, steering in each.items()]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tests.unit.trainers.building import TIGHT, build, same, weights
 
 import holdfast as hf
+from holdfast.constraint.draws import ImportanceDraws
 from holdfast.core import event_log
 from holdfast.core.errors import ConfigError
 from holdfast.training.monitoring import barrier_figures, summarise
-from holdfast.training.probe import ConstraintProbe
+from holdfast.training.probe import ConstraintProbe, looked_at
 
 
 def test_the_probe_is_in_every_row_and_changes_nothing(tmp_path):
@@ -50,6 +52,49 @@ def test_the_probe_of_cvar_has_the_threshold_of_its_own_rows(tmp_path):
     trainer.train()
     expected = summarise(trainer.degradations("safety", "constraint"), trainer.safety["safety"])["g"]
     assert ConstraintProbe(trainer.run, 1000).measure()["safety"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("unit", ["kl_token", "kl_first", "nll_token"])
+@pytest.mark.parametrize("step", ["fused", "two_pass"])
+def test_a_look_at_some_rows_is_what_the_monitor_measures_of_them(tmp_path, monkeypatch, step, unit):
+    """Also a few rows at a time, and where the reference's states are not kept."""
+    constraint = hf.ChanceConstraint(tau=1e-3, beta=1e3, unit=unit, allow_infeasible_start=True)
+    trainer = build(tmp_path, given={"constraint": constraint}, step=step, learning_rate=0.05)
+    trainer.train()
+    monkeypatch.setattr("holdfast.training.probe.PROBED", 2)
+    places = [3, 0, 5, 4, 1]
+    found = looked_at(trainer.run, "safety", places)
+    expected = trainer.degradations("safety", "constraint")[places]
+    assert expected.abs().max() > 1e-3, "training moved it"
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+    if step == "fused":
+        monkeypatch.setattr(trainer.run.engine.joint, "kept", None)
+        torch.testing.assert_close(looked_at(trainer.run, "safety", places), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_rows_that_are_looked_at_are_drawn_anew_at_every_step(tmp_path):
+    trainer = build(tmp_path, given={"constraint": TIGHT})
+    data, size = trainer.run.data, len(trainer.safety["safety"].constraint_set)
+    index, _, weights = data.look("safety", 4, None)
+    assert weights is None
+    assert len(set(index.tolist())) == 4
+    assert torch.equal(data.look("safety", 4, None)[0], index)
+    trainer.state.global_step = 1
+    assert not torch.equal(data.look("safety", 4, None)[0], index)
+    assert sorted(data.look("safety", 1000, None)[0].tolist()) == list(range(size))
+
+
+def test_rows_that_are_looked_at_by_importance_come_with_weights(tmp_path):
+    """Half of the draws go to the one row that moved; of a row that comes up twice the figures do too."""
+    trainer = build(tmp_path, given={"constraint": TIGHT})
+    draws = ImportanceDraws(len(trainer.safety["safety"].constraint_set))
+    draws.seen[:] = 0.0
+    draws.seen[2] = 1.0
+    index, found, weights = trainer.run.data.look("safety", 8, draws)
+    assert index.tolist().count(2) >= 4
+    expected = trainer.degradations("safety", "constraint")[index]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(weights, 1.0 / (len(draws.seen) * draws.probabilities()[index]))
 
 
 def test_fewer_than_no_rows_are_refused(tmp_path):
