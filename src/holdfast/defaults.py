@@ -63,6 +63,7 @@ TABLE: Final = (
     Default("defense.dual", 0.0, "the optimizer's gradient is the task's alone"),
     Default("defense.every", 1, "every step measures what it holds"),
     Default("defense.draw", "pass", "all rows in turn"),
+    Default("defense.rest", 1, "every set is measured at every step"),
     Default("defense.verify", 0, "no step is looked at twice"),
     Default("defense.anchor", False, "steps go as far from theta_0 as the barrier lets them"),
     # -- how it is learned
@@ -123,7 +124,16 @@ def constraint_defaults(*, kl: bool = True) -> dict[str, Any]:
 
 
 LATER_OPTIONS: Final = MappingProxyType(
-    {"value_decay": None, "reserve": 0.0, "dual": 0.0, "anchor": False, "every": 1, "draw": "pass", "verify": 0}
+    {
+        "value_decay": None,
+        "reserve": 0.0,
+        "dual": 0.0,
+        "anchor": False,
+        "every": 1,
+        "rest": 1,
+        "draw": "pass",
+        "verify": 0,
+    }
 )
 """Options of the filter that earlier versions lacked, switched off: stored settings without them mean these."""
 

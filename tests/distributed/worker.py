@@ -41,7 +41,7 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     # Tied: sharding must keep the head and the embedding in one group.
     "full": {"full": True, "learning_rate": 1.0, "constraint": KL, "defense": ANCHORED},
 }
-DRAWN = {"defense": {**ANCHORED, "verify": 8, "draw": "importance"}}
+DRAWN = {"defense": {**ANCHORED, "verify": 8, "rest": 2, "draw": "importance"}}
 ADAM_WITH_DROPOUT = {**PROBLEMS["adam"], "dropout": 0.2, "gradient_checkpointing": True}
 FSDP2 = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
 Record = dict[str, Any]

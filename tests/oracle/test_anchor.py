@@ -6,6 +6,7 @@ import copy
 import math
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +41,8 @@ def test_a_value_that_grows_with_the_squared_distance_is_followed_exactly(path, 
 
 @given(distances, st.floats(0.1, 0.99))
 def test_a_gradient_that_grows_with_the_distance_is_followed_exactly(path, decay):
-    memory, slope = FilterMemory(anchor=Anchor()), torch.tensor([2.0, -1.0], dtype=F64)
+    anchor = Anchor(mean_distances=[0.0], measured_at=[0.0])
+    memory, slope = FilterMemory(anchor=anchor), torch.tensor([2.0, -1.0], dtype=F64)
     for r in [0.0, *path]:
         memory.steps += 1
         memory.anchor.distance = r
@@ -167,7 +169,7 @@ def test_a_discarded_step_is_not_pulled_and_the_next_one_measures():
     filt.optimizer.step()
     assert torch.equal(p, before)
     assert filt.last_event.pulled == 1.0
-    assert not filt.anchor.fresh
+    assert not filt.anchor.fresh(0)
 
 
 def test_a_checkpoint_of_an_earlier_version_is_read():
@@ -185,7 +187,7 @@ def test_a_checkpoint_without_relief_goes_on_with_a_step_that_measures_nothing()
     run(filt, p, [([0.2, 1.0], -0.5)] * 2)
     state = {k: v for k, v in filt.state_dict().items() if k != "relief"}
     filt.load_state_dict(state)
-    filt.arm_again([0.1], [Limit(-0.5, 0.2)])
+    filt.arm([None], [None], [0.1], [Limit(-0.5, 0.2)])
     p.grad = torch.zeros(2, dtype=F64)
     filt.optimizer.step()
     assert filt.last_event.values == (0.1,)
@@ -267,10 +269,12 @@ def test_a_verified_value_that_is_not_finite_ends_the_run(value):
 def test_a_checkpoint_of_a_version_that_verified_nothing_is_read():
     filt, p = point(anchor=True)
     run(filt, p, [([1.0, 0.0], -0.5)] * 2)
-    state = filt.state_dict()
-    state["anchor"]["distances"] = state["anchor"]["distances"][:3]
+    state: dict[str, Any] = filt.state_dict()
+    now = {name: state["anchor"].pop(name) for name in ("distance", "mean_distances", "measured_at")}
+    state["anchor"]["distances"] = [now["distance"], now["mean_distances"][0], now["measured_at"][0]]
     filt.load_state_dict(state)
     assert filt.anchor.verified_at == 0.0 < filt.anchor.distance
+    assert [filt.anchor.mean_distances, filt.anchor.measured_at] == [now["mean_distances"], now["measured_at"]]
 
 
 def test_what_is_verified_counts_as_batches_of_the_estimate():
@@ -361,15 +365,15 @@ def test_nothing_is_predicted_at_theta_0():
     filt.arm([math.nan], [[torch.ones(2, dtype=F64)]])
     p.grad = torch.ones(2, dtype=F64)
     filt.optimizer.step()
-    assert not filt.anchor.fresh
+    assert not filt.anchor.fresh(0)
     filt.optimizer.param_groups[0]["lr"] = 0.0
     run(filt, p, [([0.0, 0.1], -0.5)])
-    assert not filt.anchor.fresh
+    assert not filt.anchor.fresh(0)
     filt.optimizer.param_groups[0]["lr"] = 0.1
     run(filt, p, [([0.0, 0.1], -0.5)] * 2)
     filt.optimizer.param_groups[0]["lr"] = 0.0
     run(filt, p, [([0.0, 0.1], -0.5)])
-    assert filt.anchor.fresh
+    assert filt.anchor.fresh(0)
 
 
 def test_steps_that_measure_nothing_count_as_steps():
@@ -381,7 +385,7 @@ def test_steps_that_measure_nothing_count_as_steps():
         filt.optimizer.step()
         for _ in range(40):
             p.grad = torch.zeros(2, dtype=F64)
-            filt.arm_again([-0.5], [Limit(-1.0, 0.0)])
+            filt.arm([None], [None], [-0.5], [Limit(-1.0, 0.0)])
             filt.optimizer.step()
     assert len(filt.state_dict()["nonfinite_steps"]) == 3
 
@@ -398,8 +402,8 @@ def test_steps_in_between_undo_a_violation_once():
             filt.detach()
             filt = hf.SafetyFilter(optimizer, rate=0.3, anchor=True, gradient_decay=0.5)
             filt.load_state_dict(state)
-        filt.anchor.mean_distance = 0.5 * filt.anchor.distance  # that of the average of 0 and h: it does not grow here
-        filt.arm([0.5], [h], None, far) if step == 0 else filt.arm_again([0.5], far)
+        filt.anchor.mean_distances = [0.5 * filt.anchor.distance]  # of the average of 0 and h: it does not grow here
+        filt.arm([0.5], [h], None, far) if step == 0 else filt.arm([None], [None], [0.5], far)
         p.grad, before = torch.tensor([0.0, 10.0], dtype=F64), p[0].item()
         optimizer.step()
         assert p[0].item() - before == pytest.approx(-0.3 * left)
@@ -426,8 +430,8 @@ def test_predicted_headway_does_not_hide_a_violation():
 
     def train() -> None:
         for step in range(3 * RESTORATION_LIMIT):
-            filt.anchor.mean_distance = (1 - 0.5 ** ((step + 5) // 6)) * filt.anchor.distance  # h stays what it is
-            filt.arm([1.0], [h], None, limits) if step % 6 == 0 else filt.arm_again([1.0], limits)
+            filt.anchor.mean_distances = [(1 - 0.5 ** ((step + 5) // 6)) * filt.anchor.distance]  # h stays what it is
+            filt.arm([1.0], [h], None, limits) if step % 6 == 0 else filt.arm([None], [None], [1.0], limits)
             p.grad = torch.tensor([0.0, 3.0], dtype=F64)
             filt.optimizer.step()
             names.append(filt.last_event.name)

@@ -35,7 +35,7 @@ def test_the_term_has_the_length_of_the_task_gradient_times_its_ratio():
     p.grad = torch.tensor([3.0, 4.0, 0.0])
     h = [[torch.tensor([0.0, 0.0, 1e4])], [torch.tensor([1e-4, 0.0, 0.0])], [torch.zeros(3)]]
     term = DualTerm([0.5, 2.0, 1.0])
-    term.add(ParameterSpace([p]), h, term.fold_norms([1e8, 1e-8, 0.0]), 25.0)
+    term.add(ParameterSpace([p]), h, term.fold_norms([1e8, 1e-8, 0.0], [True] * 3), 25.0)
     assert p.grad.tolist() == pytest.approx([3.0 + 10.0, 4.0, 2.5])
 
 
@@ -44,7 +44,7 @@ def test_a_batch_that_says_little_is_not_stretched():
     p, term = torch.nn.Parameter(torch.zeros(1)), DualTerm([0.5])
     seen = [4.0, 1.0, 0.25, 1e-4]
     for norm in seen:
-        squares = term.fold_norms([norm**2])
+        squares = term.fold_norms([norm**2], [True])
     weights = [DUAL_DECAY ** (len(seen) - 1 - i) for i in range(len(seen))]
     rms = math.sqrt(sum(w * norm**2 for w, norm in zip(weights, seen, strict=True)) / sum(weights))
     p.grad = torch.tensor([3.0])

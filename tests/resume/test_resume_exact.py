@@ -58,6 +58,7 @@ VARIANTS = {
             "reserve": 0.2,
             "dual": 0.3,
             "verify": 6,
+            "rest": 2,
         }
     },
     "update, identity, batch, safety rows two by two": {

@@ -99,27 +99,28 @@ class Anchor:
     pulls: bool = True
     origin: Vector | None = None
     distance: float = 0.0  # norm(theta - theta_0), as the last step left it
-    mean_distance: float = 0.0  # of those at which gradients were measured, with the weights of theirs
-    measured_at: float = 0.0  # the last of them; 0 where the last step was discarded
+    # by constraint:
+    mean_distances: list[float] = field(default_factory=list)  # at which gradients were measured, with their weights
+    measured_at: list[float] = field(default_factory=list)  # the last of them; 0 where the last step was discarded
     verified_at: float = 0.0  # the distance of the last step that was verified
     unverified: int = 0  # steps since then
     starts: list[float] = field(default_factory=list)  # the values at theta_0, where no limits are given
 
-    @property
-    def fresh(self) -> bool:
-        """Whether theta is about as far from theta_0 as when the constraints were measured last; not at theta_0."""
-        return 0.0 < self.distance <= MOVED * self.measured_at
+    def fresh(self, k: int) -> bool:
+        """Whether theta is about as far from theta_0 as when constraint k was measured last; not at theta_0."""
+        return bool(self.measured_at) and 0.0 < self.distance <= MOVED * self.measured_at[k]
 
     def drop(self, space: ParameterSpace, values: Sequence[float], limits: Sequence[Limit]) -> Sequence[Limit]:
         """Remember the first step's parameters and values; returns the limits of this step."""
         if self.origin is None:
             self.origin, self.starts = space.theta(), list(values)
+            self.mean_distances, self.measured_at = [0.0] * len(values), [0.0] * len(values)
         return limits or [Limit(start, 0.0) for start in self.starts]
 
-    def fold_distance(self, decay: float) -> None:
-        """Take the distance into the average as gradients measured at it are taken into theirs."""
-        self.mean_distance += (1.0 - decay) * (self.distance - self.mean_distance)
-        self.measured_at = self.distance
+    def fold_distance(self, k: int, decay: float) -> None:
+        """Take the distance into the average of constraint k, as a gradient measured at it is taken into its own."""
+        self.mean_distances[k] += (1.0 - decay) * (self.distance - self.mean_distances[k])
+        self.measured_at[k] = self.distance
 
     def away(self, theta: Vector) -> Vector:
         """`theta - theta_0`."""
@@ -160,15 +161,19 @@ class Anchor:
         return {
             "origin": None if self.origin is None else space.full(space.split(self.origin)),
             "starts": list(self.starts),
-            "distances": [self.distance, self.mean_distance, self.measured_at, self.verified_at],
-            "unverified": self.unverified,
+            **{name: getattr(self, name) for name in ("distance", "verified_at", "unverified")},
+            "mean_distances": list(self.mean_distances),
+            "measured_at": list(self.measured_at),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], space: ParameterSpace, *, pulls: bool) -> Anchor:
         """The inverse of `state_dict`."""
         origin = None if state["origin"] is None else space.join(space.scatter(state["origin"]))
-        distance, mean_distance, measured_at, *verified_at = state["distances"]  # three in earlier versions
-        known = {"distance": distance, "mean_distance": mean_distance, "measured_at": measured_at}
-        known |= {"verified_at": verified_at[0] if verified_at else 0.0, "unverified": state.get("unverified", 0)}
-        return cls(pulls, origin, **known, starts=list(state["starts"]))
+        known, starts = dict(state), list(state["starts"])
+        if "distances" in state:  # of earlier versions: one for all constraints, and at first none that was verified
+            distance, mean_distance, measured_at, *verified_at = state["distances"]
+            known |= {"distance": distance, "verified_at": (*verified_at, 0.0)[0], "unverified": 0}
+            known |= {"mean_distances": [mean_distance] * len(starts), "measured_at": [measured_at] * len(starts)}
+        names = ("distance", "verified_at", "unverified", "mean_distances", "measured_at")
+        return cls(pulls, origin, **{name: known[name] for name in names}, starts=starts)

@@ -125,43 +125,39 @@ class SafetyFilter:
         return self._known
 
     def arm(
-        self, values: Sequence[float], gradients: Sequence[Vector], estimates: Sequence[float] | None = None,
-        limits: Sequence[Limit] = (), verify: Verify | None = None,
+        self, values: Sequence[float | None], gradients: Sequence[Vector | None],
+        estimates: Sequence[float] | None = None, limits: Sequence[Limit] = (), verify: Verify | None = None,
     ) -> None:  # fmt: skip
         """Announce the constraints, measured at the current parameters, for the next optimizer step.
 
         Args:
-            values: `g_k + rho_k` on this step's safety batch.
-            gradients: `h_k` on this batch by parameter, reduced over ranks.
-            estimates: values averaged over steps, used instead of `values` where given.
+            values: `g_k + rho_k` on this step's safety batch; None where this step does not measure it.
+            gradients: `h_k` on this batch by parameter, reduced over ranks; where None, the average stands for it.
+            estimates: values averaged over steps, used instead of `values` where given; of a constraint that is not
+                measured, as its distance from theta_0 predicts it.
             limits, verify: of restoring and of an anchor (`constraint.anchor`), whose ceilings are 0 unless given.
         """
-        space = self._space()
-        joined = [space.join(h) for h in gradients]
-        self._armed = armed = _Armed(list(values if estimates is None else estimates), joined, limits, verify=verify)
-        norms, task = self._memory.dual_term.lengths(space, joined)
-        bad = inputs.nonfinite("value", zip(values, armed.values, strict=True))
+        space, memory, measured = self._space(), self._memory, [h is not None for h in gradients]
+        batch = [0.0 if v is None else v for v in values]
+        known = batch if estimates is None else list(estimates)
+        joined = [None if h is None else space.join(h) for h in gradients]
+        vectors = [memory.gradient(k, self.gradient_decay) if h is None else h for k, h in enumerate(joined)]
+        self._armed = armed = _Armed(memory.relieved(known, measured), vectors, limits, verify=verify)
+        armed.at_distance = () if all(measured) else known
+        norms, task = memory.dual_term.lengths(space, vectors, measured)
+        bad = inputs.nonfinite("value", zip(batch, armed.values, strict=True))
         armed.nonfinite = bad or inputs.nonfinite("gradient", zip(norms, strict=True))
         if armed.nonfinite:
             return
-        self._memory.fold_moment(joined, norms, self.metric)
+        memory.fold_moment(joined, norms, self.metric)
         if self.dual > 0.0:
-            self._memory.dual_term.add(space, joined, self._memory.dual_term.fold_norms(norms), task)
-        if self.gradient_decay > 0.0:
-            armed.gradients = self._memory.fold_gradients(joined, self.gradient_decay)
+            memory.dual_term.add(space, vectors, memory.dual_term.fold_norms(norms, measured), task)
         if self.anchor is not None:
             armed.limits = self.anchor.drop(space, armed.values, limits)
+        if self.gradient_decay > 0.0:
+            armed.gradients = memory.fold_gradients(joined, self.gradient_decay)
         if self.space == "gradient":
             self._filter_gradient(space, armed)
-
-    def arm_again(self, estimates: Sequence[float], limits: Sequence[Limit], verify: Verify | None = None) -> None:
-        """Announce the constraints as they are predicted to be, where this step measures none (with an anchor)."""
-        space = self._space()
-        self._memory.steps += 1
-        gradients = self._memory.gradients(self.gradient_decay)
-        self._armed = _Armed(self._memory.relieved(estimates), gradients, limits, estimates, verify=verify)
-        if self.dual > 0.0:
-            self._memory.dual_term.add(space, gradients, *self._memory.dual_term.lengths(space, gradients))
 
     def skip(self) -> None:
         """Discard the next optimizer step: parameters, moments and the filter's memory stay as they are."""

@@ -41,10 +41,14 @@ class FilterOptions:
         anchor: whether averages follow the distance from theta_0, and a step that would leave the radius at which g is
             predicted at `-reserve alpha / 2` is pulled back towards theta_0. Update space only.
         every: measure the constraints at every such step, and in between go by the averages, which follow the distance
-            from theta_0; a step from a tenth further out measures too. Above 1 it needs `anchor` and averages.
+            from theta_0; a step from a tenth further out measures too. Above 1 it needs `anchor` or `verify`, and
+            averages.
+        rest: measure a set at every such step while it is predicted to use less than half of its room (at every step
+            otherwise, or as `every` says), and in between go by its averages. Above 1 it needs what `every` needs.
         verify: how many rows of each set are looked at where a step ends half as far again from theta_0 as the last
-            one that was verified; such a step is pulled back to where they say that g stays below its ceiling. 0 has
-            none. Averages follow the distance from theta_0, as with `anchor`. Update space only.
+            one that was verified, or where an estimate is above its ceiling and none of the last eight steps was
+            verified; such a step is pulled back to where these rows say that g stays below its ceiling. 0 has none.
+            Averages follow the distance from theta_0, as with `anchor`. Update space only.
         draw: which rows a step measures: `pass`, all in turn, or `importance`, more often those that moved more
             (`constraint.draws`), with estimator `ema` or `batch`.
     """
@@ -60,6 +64,7 @@ class FilterOptions:
     dual: float = default("defense.dual")
     anchor: bool = default("defense.anchor")
     every: int = default("defense.every")
+    rest: int = default("defense.rest")
     verify: int = default("defense.verify")
     draw: Draw = default("defense.draw")
 
@@ -71,12 +76,15 @@ class FilterOptions:
             self.rate, self.space, self.metric, self.trust_region, self.gradient_decay, self.dual,
             anchor=self.anchor or self.verify > 0,
         )  # fmt: skip
-        if self.every < 1 or (self.every > 1 and not (self.anchor and self.gradient_decay > 0.0)):
-            raise ConfigError(
-                f"every is {self.every} with anchor {self.anchor}, estimator {self.estimator}, decay {self.decay}: "
-                "steps that measure nothing go by averages that follow the distance from theta_0",
-                remedy="use every 1, or anchor with estimator ema or table and a decay above 0",
-            )
+        follows = (self.anchor or self.verify > 0) and self.gradient_decay > 0.0
+        for name, steps in (("every", self.every), ("rest", self.rest)):
+            if steps < 1 or (steps > 1 and not follows):
+                raise ConfigError(
+                    f"{name} is {steps} with anchor {self.anchor}, verify {self.verify}, estimator {self.estimator}, "
+                    f"decay {self.decay}: steps that do not measure a set go by averages that follow the distance from "
+                    "theta_0",
+                    remedy=f"use {name} 1, or anchor or verify with estimator ema or table and a decay above 0",
+                )
         if self.verify < 0:
             raise ConfigError(f"verify is {self.verify}, expected a number of rows from 0", remedy="0 verifies no step")
         if self.draw not in get_args(Draw):

@@ -45,25 +45,35 @@ class DualTerm:
 
     ratios: list[float] = field(default_factory=list)
     squares: list[float] = field(default_factory=list)  # averages of norm(h_k)^2, not debiased
-    batches: int = 0  # in them
+    batches: list[int] = field(default_factory=list)  # in them
 
-    def fold_norms(self, norms: Sequence[float]) -> list[float]:
-        """Take the squared norms of a batch's h_k into their averages, and return these, debiased."""
-        before = self.squares or [0.0] * len(norms)
-        self.squares = [old + (1.0 - DUAL_DECAY) * (new - old) for old, new in zip(before, norms, strict=True)]
-        self.batches += 1
-        return [square / (1.0 - DUAL_DECAY**self.batches) for square in self.squares]
+    def fold_norms(self, norms: Sequence[float], measured: Sequence[bool]) -> list[float]:
+        """Take the squared norms of a batch's h_k into their averages, and return these, debiased.
+
+        Of constraints that were not measured the norms are returned as they are.
+        """
+        self.squares, self.batches = self.squares or [0.0] * len(norms), self.batches or [0] * len(norms)
+        squares = list(norms)
+        for k in (k for k, seen in enumerate(measured) if seen):
+            self.squares[k] += (1.0 - DUAL_DECAY) * (norms[k] - self.squares[k])
+            self.batches[k] += 1
+            squares[k] = self.squares[k] / (1.0 - DUAL_DECAY ** self.batches[k])
+        return squares
 
     @property
     def acts(self) -> bool:
         """Whether it adds anything: a gradient of zeros would still move parameters that have none."""
         return any(self.ratios)
 
-    def lengths(self, space: ParameterSpace, gradients: Sequence[Vector]) -> tuple[list[float], float]:
-        """`norm(h_k)^2` and, where the term acts, `norm(grad f)^2`."""
+    def lengths(
+        self, space: ParameterSpace, gradients: Sequence[Vector], measured: Sequence[bool]
+    ) -> tuple[list[float], float]:
+        """`norm(h_k)^2` and `norm(grad f)^2`; 0 for those that nothing needs: without the term, of what is measured."""
         task = [space.task_gradient()] if self.acts else []
-        found = space.dots([(h, h) for h in [*gradients, *task]])
-        return found[: len(gradients)], sum(found[len(gradients) :])
+        needed = [k for k, seen in enumerate(measured) if seen or self.acts]
+        found = space.dots([(h, h) for h in [*(gradients[k] for k in needed), *task]]) if needed else []
+        norms = dict(zip(needed, found, strict=False))
+        return [norms.get(k, 0.0) for k in range(len(gradients))], sum(found[len(needed) :])
 
     def add(self, space: ParameterSpace, gradients: Sequence[Vector], squares: Sequence[float], task: float) -> None:
         """Add the term to `.grad`, of the joined h_k, the squares of their n_k and of `norm(grad f)`."""
@@ -99,16 +109,17 @@ class FilterMemory:
     restoring: int = 0  # restoration steps in a row
     restoring_from: float = 0.0  # the value they began at
 
-    def fold_moment(self, gradients: Sequence[Vector], norms: Sequence[float], metric: str) -> None:
+    def fold_moment(self, gradients: Sequence[Vector | None], norms: Sequence[float], metric: str) -> None:
         """Count a step, and update the second moment that the metric needs with its gradients, of these squared norms.
 
         `adam`: `max_k h_k^2`. `adam_unit`: `max_k h_k^2 / norm(h_k)^2`, whatever the constraints' scales; a zero
-        gradient has no direction and is left out.
+        gradient has no direction and is left out, as is a constraint that was not measured, None.
         """
         self.steps += 1
-        self.relief = [0.0] * len(gradients)
-        unit = metric == "adam_unit"
-        seen = [(h, norm) for h, norm in zip(gradients, norms, strict=True) if norm > 0.0 or not unit]
+        before = self.relief or [0.0] * len(gradients)
+        self.relief = [old if h is None else 0.0 for old, h in zip(before, gradients, strict=True)]
+        unit, both = metric == "adam_unit", zip(gradients, norms, strict=True)
+        seen = [(h, norm) for h, norm in both if h is not None and (norm > 0.0 or not unit)]
         if metric == "identity" or not seen:
             return
         square: Vector = []
@@ -131,40 +142,48 @@ class FilterMemory:
             return None
         return list(torch._foreach_div(self.safety_moment, 1.0 - SAFETY_BETA2**self.moment_steps))
 
-    def fold_gradients(self, gradients: Sequence[Vector], decay: float) -> list[Vector]:
+    def fold_gradients(self, gradients: Sequence[Vector | None], decay: float) -> list[Vector]:
         """Update the averages and return them as `gradients` does: the first is the batch's own gradient."""
         if not self.averages:
-            self.averages = [[torch.zeros_like(x) for x in gradient] for gradient in gradients]
+            self.averages = [[torch.zeros_like(x) for x in gradient or ()] for gradient in gradients]
         if len(self.averages) != len(gradients):
             raise ConfigError(
                 f"{len(gradients)} constraints given, {len(self.averages)} before",
                 remedy="pass the same constraints at every step",
             )
-        for average, gradient in zip(self.averages, gradients, strict=True):
-            torch._foreach_lerp_(average, gradient, 1.0 - decay)
-        if self.anchor is not None:
-            self.anchor.fold_distance(decay)
-        return self.gradients(decay)
+        for k, (average, gradient) in enumerate(zip(self.averages, gradients, strict=True)):
+            if gradient is not None:
+                torch._foreach_lerp_(average, gradient, 1.0 - decay)
+                if self.anchor is not None:
+                    self.anchor.fold_distance(k, decay)
+        return [self.gradient(k, decay) for k in range(len(gradients))]
 
-    def gradients(self, decay: float) -> list[Vector]:
-        """The averages, debiased; with an anchor, scaled from their mean distance from theta_0 to today's."""
+    def gradient(self, k: int, decay: float) -> Vector:
+        """An average, debiased; with an anchor, scaled from its mean distance from theta_0 to today's."""
+        if not self.averages:
+            raise ConfigError(
+                f"constraint {k + 1} is not measured, and there is no average that could stand for it",
+                remedy="measure every constraint at the first step, and use a gradient_decay above 0",
+            )
         divisor = 1.0 - decay**self.steps
         if self.anchor is not None and self.anchor.distance > 0.0:
-            divisor = self.anchor.mean_distance / self.anchor.distance
-        return [list(torch._foreach_div(average, divisor)) for average in self.averages]
+            divisor = self.anchor.mean_distances[k] / self.anchor.distance
+        return list(torch._foreach_div(self.averages[k], divisor))
 
     def relieve(self, taken: Sequence[float]) -> None:
         """Count what a corrected step has taken."""
         before = self.relief or [0.0] * len(taken)
         self.relief = [old + new for old, new in zip(before, taken, strict=True)]
 
-    def relieved(self, estimates: Sequence[float]) -> list[float]:
-        """Predictions from the distance alone, less what corrections have taken since the constraints were measured.
+    def relieved(self, estimates: Sequence[float], measured: Sequence[bool]) -> list[float]:
+        """The estimates; of what is not measured less what corrections have taken since it was.
 
-        Otherwise each of the steps in between would undo the same violation once more.
+        That is a prediction from the distance alone, and each of the steps in between would undo the same violation
+        once more.
         """
         relief = self.relief or [0.0] * len(estimates)  # not in checkpoints of earlier versions
-        return [estimate - taken for estimate, taken in zip(estimates, relief, strict=True)]
+        each = zip(estimates, relief, measured, strict=True)
+        return [estimate if seen else estimate - taken for estimate, taken, seen in each]
 
     def fold_norm(self, norm: float) -> None:
         """Update the average length of the optimizer's own steps."""
@@ -176,7 +195,8 @@ class FilterMemory:
         recent = [*self.nonfinite_steps, self.steps]
         self.nonfinite_steps = [step for step in recent if step > self.steps - NONFINITE_WINDOW]
         if self.anchor is not None:
-            self.anchor.measured_at = 0.0  # what this step measured may be lost: the next one measures
+            # what this step measured may be lost: the next one measures
+            self.anchor.measured_at = [0.0] * len(self.anchor.measured_at)
         if len(self.nonfinite_steps) > NONFINITE_LIMIT:
             raise NumericalError(
                 f"non-finite loss, gradient or constraint in {len(self.nonfinite_steps)} of the last "
@@ -219,7 +239,7 @@ class FilterMemory:
             "safety_moment": None if self.safety_moment is None else space.full(space.split(self.safety_moment)),
             "dual_ratios": list(self.dual_term.ratios),
             "dual_squares": list(self.dual_term.squares),
-            "dual_batches": self.dual_term.batches,
+            "dual_batches": list(self.dual_term.batches),
             "anchor": None if self.anchor is None else self.anchor.state_dict(space),
         }
 
@@ -234,12 +254,13 @@ class FilterMemory:
                 remedy=f"make the filter with anchor={not anchored}, or begin a new training",
             )
         known = {"moment_steps": state["steps"], "relief": [], **state}
+        # Not in checkpoints of earlier versions, or one count for all.
+        squares, batches = list(state.get("dual_squares", [])), state.get("dual_batches", 0)
+        counts = [batches] * len(squares) if isinstance(batches, int) else list(batches)
         return cls(
             **{name: known[name] for name in PLAIN},
             averages=[space.join(space.scatter(average)) for average in state["averages"]],
             safety_moment=None if moment is None else space.join(space.scatter(moment)),
-            dual_term=DualTerm(
-                list(state.get("dual_ratios", [])), list(state.get("dual_squares", [])), state.get("dual_batches", 0)
-            ),  # the norms are not in checkpoints of earlier versions
+            dual_term=DualTerm(list(state.get("dual_ratios", [])), squares, counts),
             anchor=None if own is None else Anchor.from_state(state["anchor"], space, pulls=own.pulls),
         )

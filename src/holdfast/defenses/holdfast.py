@@ -66,31 +66,37 @@ class FilteredDefense(Defense):
 
     def micro_step(self, run: TrainingRun, inputs: Inputs, items: Items) -> Tensor:
         """The task's gradient, and in a fused step every constraint's with it."""
+        terms = self._terms(run)
         if run.progress.micro == 0:
-            choose_rows(run, self._steering)
-        return run.engine.accumulate(inputs, items, self._terms(run), skip=looks_first(run.args, self._inactive))
+            choose_rows(run, {name: self._steering[name] for name in terms})
+        return run.engine.accumulate(inputs, items, terms, skip=looks_first(run.args, self._inactive))
 
     def _terms(self, run: TrainingRun) -> dict[str, Term]:
-        """Of the constraints that this step measures: all or none (`every`)."""
-        anchor = self._filter.anchor
-        if anchor is not None and anchor.fresh and run.progress.step % self.config.every:
-            return {}
-        return {name: steering.terms for name, steering in self._steering.items()}
+        """Of the constraints that this step measures: all, or those that are due (`every`, `rest`)."""
+        due = (self._due(run.progress.step, k, steering) for k, steering in enumerate(self._steering.values()))
+        return {name: s.terms for (name, s), now in zip(self._steering.items(), due, strict=True) if now}
+
+    def _due(self, step: int, k: int, steering: Steering) -> bool:
+        anchor, c = self._filter.anchor, self.config
+        if anchor is None or not anchor.fresh(k):
+            return True
+        period: int = max(c.every, c.rest) if c.rest > 1 and steering.at_ease(anchor) else c.every
+        return step % period == 0
 
     def on_gradient(self, run: TrainingRun) -> None:
         """Measure every constraint at theta, estimate it, and arm the filter, which corrects the step that follows."""
-        anchor, followed = self._filter.anchor, self._steering.values()
-        self._first, verify = run.progress.step == 0, verifier(run, self._steering, anchor, self.config.verify)
-        if anchor is not None and not self._terms(run):
-            predicted = [steering.predict(anchor) for steering in followed]
-            self._filter.arm_again(predicted, [s.limit_of_steps() for s in followed], verify)
-            return
+        anchor, followed = self._filter.anchor, self._steering
+        self._first, verify = run.progress.step == 0, verifier(run, followed, anchor, self.config.verify)
         measured = run.engine.measure(self._terms(run))
-        found = (s.estimate(measured[n], anchor, run.data.safety_weights(n)) for n, s in self._steering.items())
-        values, estimates = zip(*found, strict=True)
-        gradients = [measured[name].gradient for name in self._steering]
-        self._inactive += 0.1 * (min(s.inactive for s in followed) - self._inactive)
-        self._filter.arm(values, gradients, estimates, [s.limit_of_steps() for s in followed], verify)
+        values: dict[str, float | None] = dict.fromkeys(followed)
+        estimates = {n: s.predict(anchor) for n, s in followed.items() if n not in measured and anchor is not None}
+        for name, one in measured.items():
+            weights = run.data.safety_weights(name)
+            values[name], estimates[name] = followed[name].estimate(one, anchor, weights)
+        gradients = [measured[name].gradient if name in measured else None for name in followed]
+        self._inactive += 0.1 * (min(s.inactive for s in followed.values()) - self._inactive)
+        limits = [s.limit_of_steps() for s in followed.values()]
+        self._filter.arm(list(values.values()), gradients, [estimates[name] for name in followed], limits, verify)
 
     def skip_step(self, run: TrainingRun) -> None:
         """Let the optimizer's empty step pass; nothing is measured or remembered."""

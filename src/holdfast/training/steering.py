@@ -187,6 +187,11 @@ class Steering:
         self.row = {"g": self.value(estimate, 0.0), "violation_rate": None, "cvar": None}
         return self.value(estimate, self.margin)
 
+    def at_ease(self, anchor: Anchor) -> bool:
+        """Whether the constraint is predicted to use less than half of the room between its floor and its ceiling."""
+        limit, value = self.limit_of_steps(), self.value(self.estimator.predict(anchor.distance**2), self.margin)
+        return value - limit.floor < 0.5 * (limit.ceiling - limit.floor)
+
     def state_dict(self) -> dict[str, object]:
         drawn = {} if self.draws is None else {"draws": self.draws.state_dict()}
         return {"estimator": self.estimator.state_dict(), **self.moving.state_dict(), **drawn}
