@@ -8,6 +8,8 @@
 #   offline.sh cells ROOT GROUP...         there: run cells; WIDTH, SHARE and LIMIT say how
 #   offline.sh barrier ROOT NAME RUN...    there: one run of benchmarks.barrier after the other; DTYPE may say float32,
 #                                          TASK, EPOCHS and PROBES what they say, STOP= that no run ends early
+#   offline.sh queue ROOT WIDTH FILE       there: runs of benchmarks.barrier, WIDTH at once; a line of FILE is
+#                                          NAME TASK EPOCHS PROBES DTYPE RUN, DTYPE - for the model's own; none ends early
 #   offline.sh take ROOT OUT               there: new records, logs and, with REPLIES=1, stored replies, in archives
 # DATA: the public data sets. JUDGE: the judge's folder. TOOL: a script with the verbs fetch, split and convert for the
 # models' files. NAME: qwen2.5-coder-0.5b-instruct or qwen2.5-coder-1.5b-instruct. ASKED: NAME=GROUP,GROUP... for each
@@ -124,6 +126,15 @@ barrier() {
     --epochs "${EPOCHS:-1}" --probe-rows "${PROBES:-200}" ${STOP---stop-lost} --runs "$@"
 }
 
+queue() {
+  mkdir -p "$1/log"
+  export QUEUED=$1 PROGRAM="$1/offline.sh"
+  # shellcheck disable=SC2016 # each line is read by a shell of its own
+  xargs -P "$2" -d '\n' -I{} bash -c 'read -r name task epochs probes dtype run <<<"$1"
+    STOP= TASK=$task EPOCHS=$epochs PROBES=$probes DTYPE=${dtype#-} bash "$PROGRAM" barrier "$QUEUED" "$name" "$run" \
+      >>"$QUEUED/log/$task.$name.${run// /.}.log" 2>&1 || echo "failed: $1"' _ {} <"$3"
+}
+
 take() {
   local root=$1 out=$2 new
   new=(-newermt "@$(cat "$root/begun")" -type f)
@@ -137,7 +148,11 @@ take() {
 
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps-log HOLDFAST_CACHE=${HOLDFAST_CACHE:-$HOME/.cache/holdfast}
+if [ -f "$here/commit" ]; then # for records: a wheel does not know its own
+  HOLDFAST_COMMIT=$(cat "$here/commit")
+  export HOLDFAST_COMMIT
+fi
 case $verb in
-  pack | setup | join | model | ask | cells | barrier | take) "$verb" "$@" ;;
-  *) sed -n '2,15p' "$0"; exit 2 ;;
+  pack | setup | join | model | ask | cells | barrier | queue | take) "$verb" "$@" ;;
+  *) sed -n '2,17p' "$0"; exit 2 ;;
 esac
