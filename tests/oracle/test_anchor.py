@@ -249,6 +249,18 @@ def test_an_estimate_above_its_ceiling_is_verified_once_in_some_steps():
     assert Anchor.from_state(filt.anchor.state_dict(filt._space()), filt._space(), pulls=False).unverified == AGAIN - 1
 
 
+def test_a_look_forgets_what_corrections_took_before_it():
+    """It is a measurement after them: a prediction from it is not reduced by them once more."""
+    filt, p = point(verified=True)
+    run(filt, p, [([0.2, 1.0], -0.5)] * 2)
+    filt.anchor.unverified = AGAIN
+    for look, relief in ((None, True), (lambda: [0.1], False)):
+        filt.arm([None], [None], [0.3], [Limit(-0.5, 0.2)], look)
+        p.grad = torch.zeros(2, dtype=F64)
+        filt.optimizer.step()
+        assert any(filt.state_dict()["relief"]) == relief
+
+
 def test_a_checkpoint_does_not_change_whether_steps_are_pulled():
     filt, p = point(verified=True)
     run(filt, p, [([1.0, 0.0], -0.5)] * 2)
@@ -444,8 +456,11 @@ def test_predicted_headway_does_not_hide_a_violation():
 @pytest.mark.parametrize("anchor", [False, True])
 def test_a_state_of_the_other_kind_of_filter_is_refused(anchor):
     """A state without theta_0 would switch the anchor off."""
-    with pytest.raises(CheckpointError, match=f"this filter has anchor {anchor}"):
+    wanted = "an anchor" if anchor else "neither"
+    with pytest.raises(CheckpointError, match=f"this filter has {wanted}"):
         point(anchor=anchor)[0].load_state_dict(point(anchor=not anchor)[0].state_dict())
+    with pytest.raises(CheckpointError, match=f"is of one with verified steps alone, this filter has {wanted}"):
+        point(anchor=anchor)[0].load_state_dict(point(verified=True)[0].state_dict())
 
 
 def test_using_the_reserve_is_no_violation():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -76,9 +77,15 @@ def test_relief_is_of_sets_that_rest():
 
 
 def test_a_set_without_an_average_must_be_measured():
-    filt, _ = filtered()
-    with pytest.raises(ConfigError, match="constraint 2 is not measured, and there is no average"):
-        filt.arm([-1.0, None], [[torch.zeros(2, dtype=F64)], None], [-1.0, -1.0])
+    """At the first step; where all measurements were at theta_0; and in a filter whose averages follow no distance."""
+    h: list[Any] = [[torch.tensor([1.0, 0.0], dtype=F64)], [torch.tensor([0.0, 1.0], dtype=F64)]]
+    for verified, steps in ((True, 0), (True, 1), (False, 3)):
+        p = torch.nn.Parameter(torch.zeros(2, dtype=F64))
+        filt = hf.SafetyFilter(torch.optim.SGD([p], lr=0.1), gradient_decay=0.5, verified=verified)
+        for _ in range(steps):
+            step(filt, p, [-1.0, -1.0], [-9.0, -9.0], h, None)
+        with pytest.raises(ConfigError, match="constraint 2 is not measured, and there is no average"):
+            filt.arm([-1.0, None], [h[0], None], [-1.0, -1.0])
 
 
 @pytest.mark.parametrize("bad", [{"rest": 0, "verify": 4}, {"rest": 2}, {"rest": 2, "verify": 4, "estimator": "batch"}])
@@ -122,6 +129,26 @@ def test_both_engines_take_the_same_steps(tmp_path):
         assert isinstance(trainer.run.engine, TwoPassEngine) == (engine == "two_pass")
     for name, theta in ends["two_pass"].items():
         torch.testing.assert_close(ends["fused"][name], theta, rtol=1e-4, atol=1e-6)
+
+
+def test_what_skipping_goes_by_is_of_measured_sets_alone(tmp_path, monkeypatch):
+    """Else a resumed run, which does not know an old share, would lay out its batches otherwise."""
+    given = {"safety_dataset": SETS, "constraint": LIMITS, "defense": {**RESTING, "every": 2}}
+    trainer = build(tmp_path, given=given, max_steps=14, learning_rate=1e-4, safety_batch_size=4)
+    shares: list[tuple[bool, float]] = []
+    defense: Any = trainer.defense
+    theirs = defense.on_gradient
+
+    def watched(run):
+        nothing = not defense._terms(run)
+        theirs(run)
+        shares.append((nothing, defense._inactive))
+
+    monkeypatch.setattr(defense, "on_gradient", watched)
+    trainer.train()
+    assert any(nothing for nothing, _ in shares)
+    pairs = itertools.pairwise(shares)
+    assert all(now == before for (_, before), (nothing, now) in pairs if nothing)
 
 
 def test_without_rest_all_are_measured_and_nothing_changes(tmp_path):

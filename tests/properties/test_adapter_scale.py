@@ -21,7 +21,7 @@ LIMIT = hf.ChanceConstraint(tau=0.1, alpha=0.05, beta=10.0, unit="kl_token")
 OPTIONS = {
     "plain": {},
     "reserve": {"reserve": 0.4},
-    "importance": {"reserve": 0.4, "draw": "importance"},
+    "importance": {"reserve": 0.4, "draw": "importance", "verify": 4, "rest": 2, "dual": 0.1},
     "verified": {"reserve": 0.4, "value_decay": 0.95, "anchor": True, "verify": 6},
     "anchor and dual": {"reserve": 0.4, "value_decay": 0.95, "anchor": True, "every": 2, "dual": 0.1},
 }

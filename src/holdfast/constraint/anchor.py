@@ -23,8 +23,8 @@ Likelihoods and tails grow with another power of r: what R misses of them is see
 
 The first steps are the longest in proportion, and nothing is known yet. So a step that ends GROWTH times as far out as
 the last one that was verified is verified itself, where the caller can: the values are measured there, and the step is
-pulled back to the radius that follows from them. So is a step that begins outside of the radius, by its estimates, if
-none of the last AGAIN steps was: estimates of few rows are noisy and late, and a verified one corrects them too.
+pulled back to the radius that follows from them. So is a step that begins outside of the radius, by its estimates, at
+most every AGAIN steps: estimates of few rows are noisy and late, and a verified one corrects them too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from holdfast.constraint.gradients import ParameterSpace, Vector
 from holdfast.core.errors import NumericalError
 
 GROWTH = 1.5  # times the distance that was verified last: further out a step is verified
-AGAIN = 8  # steps between two that are verified because an estimate is above its ceiling
+AGAIN = 8  # an estimate above its ceiling has a step verified this many steps after the last verified one
 MOVED = 1.1  # times the distance of the last measurement: further out the constraints are measured anew
 
 
@@ -161,7 +161,7 @@ class Anchor:
         return {
             "origin": None if self.origin is None else space.full(space.split(self.origin)),
             "starts": list(self.starts),
-            **{name: getattr(self, name) for name in ("distance", "verified_at", "unverified")},
+            **{name: getattr(self, name) for name in ("pulls", "distance", "verified_at", "unverified")},
             "mean_distances": list(self.mean_distances),
             "measured_at": list(self.measured_at),
         }

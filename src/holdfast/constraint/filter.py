@@ -116,7 +116,7 @@ class SafetyFilter:
 
     @property
     def anchor(self) -> Anchor | None:
-        """theta_0 and the distance from it, where steps are pulled back."""
+        """theta_0 and the distance from it, where steps are pulled back or verified."""
         return self._memory.anchor
 
     def _space(self) -> ParameterSpace:
@@ -141,7 +141,7 @@ class SafetyFilter:
         batch = [0.0 if v is None else v for v in values]
         known = batch if estimates is None else list(estimates)
         joined = [None if h is None else space.join(h) for h in gradients]
-        vectors = [memory.gradient(k, self.gradient_decay) if h is None else h for k, h in enumerate(joined)]
+        vectors = [memory.stand_in(k, self.gradient_decay) if h is None else h for k, h in enumerate(joined)]
         self._armed = armed = _Armed(memory.relieved(known, measured), vectors, limits, verify=verify)
         armed.at_distance = () if all(measured) else known
         norms, task = memory.dual_term.lengths(space, vectors, measured)
@@ -219,6 +219,8 @@ class SafetyFilter:
                 known = armed.at_distance or armed.values
                 share = self.anchor.pull(space, known, armed.limits, self.rate, armed.distance, armed.verify)
                 self.last_event = replace(self.last_event, pulled=share)
+                if self.anchor.unverified == 0:  # it was measured after the correction
+                    self._memory.relief = []
 
     def _correct(self, space: ParameterSpace, armed: _Armed) -> None:
         assert armed.before is not None

@@ -46,9 +46,9 @@ class FilterOptions:
         rest: measure a set at every such step while it is predicted to use less than half of its room (at every step
             otherwise, or as `every` says), and in between go by its averages. Above 1 it needs what `every` needs.
         verify: how many rows of each set are looked at where a step ends half as far again from theta_0 as the last
-            one that was verified, or where an estimate is above its ceiling and none of the last eight steps was
-            verified; such a step is pulled back to where these rows say that g stays below its ceiling. 0 has none.
-            Averages follow the distance from theta_0, as with `anchor`. Update space only.
+            one that was verified, or, at most every eight steps, where an estimate is above its ceiling; such a step
+            is pulled back to where these rows say that g stays below its ceiling. 0 has none. Averages follow the
+            distance from theta_0, as with `anchor`. Update space only.
         draw: which rows a step measures: `pass`, all in turn, or `importance`, more often those that moved more
             (`constraint.draws`), with estimator `ema` or `batch`.
     """

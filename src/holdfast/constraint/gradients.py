@@ -81,14 +81,15 @@ def _total(sums: Sequence[Tensor]) -> Tensor:
     return torch.stack([one.to(sums[0].device) for one in sums]).sum()
 
 
-def _product(a: Vector, b: Vector) -> Tensor:
-    """a . b: on a CPU with products in float64, where those of float32 numbers are exact.
+def _product(a: Vector, b: Vector, *, exact: bool) -> Tensor:
+    """a . b: on a CPU, or if `exact`, with products in float64, where those of float32 numbers are exact.
 
-    On a GPU in the vectors' own type, a block at a time: float64 takes many times as long there, and a block's sum of
-    float32 products is off by a few parts in 10^7 of norm(a) norm(b).
+    Else on a GPU in the vectors' own type, a block at a time: float64 takes many times as long there, and a block's
+    sum of float32 products is off by a few parts in 10^7 of norm(a) norm(b).
     """
     pairs = ((x, x) for x in _blocks(a)) if a is b else zip(_blocks(a), _blocks(b), strict=True)
-    return _total([torch.dot(x, y).double() if x.is_cuda else torch.dot(x.double(), y.double()) for x, y in pairs])
+    wide = exact or not a[0].is_cuda
+    return _total([torch.dot(x.double(), y.double()) if wide else torch.dot(x, y).double() for x, y in pairs])
 
 
 class ParameterSpace:
@@ -224,14 +225,16 @@ class ParameterSpace:
         for p in self.params:
             p.grad = None
 
-    def dots(self, pairs: Sequence[tuple[Vector, Vector]]) -> list[float]:
+    def dots(self, pairs: Sequence[tuple[Vector, Vector]], *, exact: bool = False) -> list[float]:
         """Inner products of several pairs, with one reduction and one host synchronisation for all.
 
         Vectors are joined block by block: an adapter has hundreds of small tensors, and a kernel for each of them would
         take longer than the arithmetic.
         """
         products = {frozenset((id(a), id(b))): (a, b) for a, b in pairs}
-        found = dict(zip(products, self._totals([_product(a, b) for a, b in products.values()]), strict=True))
+        found = dict(
+            zip(products, self._totals([_product(a, b, exact=exact) for a, b in products.values()]), strict=True)
+        )
         return [found[frozenset((id(a), id(b)))] for a, b in pairs]
 
     def means(self, vectors: Sequence[Vector]) -> list[float]:

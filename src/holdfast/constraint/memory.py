@@ -34,7 +34,7 @@ class DualTerm:
         grad f + sum_k r_k (norm(grad f) / n_k) h_k,      r_k >= 0,
 
     where n_k is the root mean square of norm(h_k) over the last batches: a batch whose rows have hardly moved says
-    little, and its gradient is not stretched to say as much as another's. In steps that measure nothing h_k is an
+    little, and its gradient is not stretched to say as much as another's. Where constraint k is not measured h_k is an
     average, and n_k its own norm. Neither the scale of g nor that of the loss matters. r_k follows the sign and size of
     what the step before wanted of the correction, its nominal step s against the barrier `h_k . s <= -gamma v_k`:
 
@@ -158,13 +158,18 @@ class FilterMemory:
                     self.anchor.fold_distance(k, decay)
         return [self.gradient(k, decay) for k in range(len(gradients))]
 
-    def gradient(self, k: int, decay: float) -> Vector:
-        """An average, debiased; with an anchor, scaled from its mean distance from theta_0 to today's."""
-        if not self.averages:
+    def stand_in(self, k: int, decay: float) -> Vector:
+        """The average that stands for a constraint which a step does not measure."""
+        if not self.averages or self.anchor is None or not self.anchor.mean_distances[k] > 0.0:
             raise ConfigError(
                 f"constraint {k + 1} is not measured, and there is no average that could stand for it",
-                remedy="measure every constraint at the first step, and use a gradient_decay above 0",
+                remedy="use an anchor or verified steps and a gradient_decay above 0, and measure every constraint at "
+                "theta_0 and away from it first",
             )
+        return self.gradient(k, decay)
+
+    def gradient(self, k: int, decay: float) -> Vector:
+        """An average, debiased; with an anchor, scaled from its mean distance from theta_0 to today's."""
         divisor = 1.0 - decay**self.steps
         if self.anchor is not None and self.anchor.distance > 0.0:
             divisor = self.anchor.mean_distances[k] / self.anchor.distance
@@ -247,11 +252,12 @@ class FilterMemory:
     def from_state(cls, state: dict[str, Any], space: ParameterSpace, *, own: Anchor | None) -> FilterMemory:
         """The inverse of `state_dict`; refuses one with an anchor where none is wanted, and one without where it is."""
         moment, anchor = state["safety_moment"], state.get("anchor")  # which earlier versions lack
-        anchored = own is not None
-        if anchored != (anchor is not None):
+        kinds = {None: "neither", True: "an anchor", False: "verified steps alone"}
+        stored, wanted = None if anchor is None else anchor.get("pulls", True), None if own is None else own.pulls
+        if stored != wanted:
             raise CheckpointError(
-                f"the filter's stored state is of anchor {not anchored}, this filter has anchor {anchored}",
-                remedy=f"make the filter with anchor={not anchored}, or begin a new training",
+                f"the filter's stored state is of one with {kinds[stored]}, this filter has {kinds[wanted]}",
+                remedy="make the filter with the same anchor and verified, or begin a new training",
             )
         known = {"moment_steps": state["steps"], "relief": [], **state}
         # Not in checkpoints of earlier versions, or one count for all.

@@ -78,5 +78,6 @@ def measure(
     directions = gradients if diagonal is None else [list(torch._foreach_mul(diagonal, h)) for h in gradients]
     pairs = [(h, direction) for h in gradients for direction in directions]
     pairs += [(one, other) for one in directions for other in directions]
-    gram, spread = np.asarray(space.dots(pairs)).reshape(2, count, count)
+    # Of several constraints exactly: that two are parallel or opposed shows in the last digits (`constraint.dual`).
+    gram, spread = np.asarray(space.dots(pairs, exact=count > 1)).reshape(2, count, count)
     return replace(problem, gram=gram, spread=spread), directions

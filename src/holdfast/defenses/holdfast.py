@@ -73,15 +73,8 @@ class FilteredDefense(Defense):
 
     def _terms(self, run: TrainingRun) -> dict[str, Term]:
         """Of the constraints that this step measures: all, or those that are due (`every`, `rest`)."""
-        due = (self._due(run.progress.step, k, steering) for k, steering in enumerate(self._steering.values()))
-        return {name: s.terms for (name, s), now in zip(self._steering.items(), due, strict=True) if now}
-
-    def _due(self, step: int, k: int, steering: Steering) -> bool:
-        anchor, c = self._filter.anchor, self.config
-        if anchor is None or not anchor.fresh(k):
-            return True
-        period: int = max(c.every, c.rest) if c.rest > 1 and steering.at_ease(anchor) else c.every
-        return step % period == 0
+        step, anchor = run.progress.step, self._filter.anchor
+        return {name: s.terms for k, (name, s) in enumerate(self._steering.items()) if s.due(step, k, anchor)}
 
     def on_gradient(self, run: TrainingRun) -> None:
         """Measure every constraint at theta, estimate it, and arm the filter, which corrects the step that follows."""
@@ -94,7 +87,8 @@ class FilteredDefense(Defense):
             weights = run.data.safety_weights(name)
             values[name], estimates[name] = followed[name].estimate(one, anchor, weights)
         gradients = [measured[name].gradient if name in measured else None for name in followed]
-        self._inactive += 0.1 * (min(s.inactive for s in followed.values()) - self._inactive)
+        if measured:
+            self._inactive += 0.1 * (min(followed[name].inactive for name in measured) - self._inactive)
         limits = [s.limit_of_steps() for s in followed.values()]
         self._filter.arm(list(values.values()), gradients, [estimates[name] for name in followed], limits, verify)
 

@@ -15,7 +15,7 @@ from holdfast.reporting.svg import Scale, Size, element, line, picture, polyline
 
 MAX_COLUMNS = 240
 EVENTS = {
-    "inactive": "no correction was asked for: the task's own step was left alone, or pulled back by an anchor",
+    "inactive": "no correction was asked for: the task's own step was left alone, or pulled back towards theta_0",
     "active": "the constraint changed the step: a filter corrected it, or a term was added to the loss",
     "capped": "the same, at the strongest allowed: the filter's trust region, or the multiplier's cap",
     "restoration": "g > 0 and the correction did not fit: the task step was dropped",

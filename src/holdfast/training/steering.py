@@ -82,6 +82,7 @@ class Steering:
         require_room(self.start(), self.limit, self.margin, config.reserve, allowed=not self.constraint.feasible_start)
         # Entropic: the least mean phi that counts, since it has a logarithm.
         self.least = max(1e-3 * min(self.start(), self.limit - self.margin), 1e-300)
+        self.pace: tuple[int, int] = config.every, config.rest
         self.row: Row = {}
         self.inactive = 0.0  # share of the last batch's rows whose term is flat: their gradient is zero
 
@@ -186,6 +187,13 @@ class Steering:
         estimate = self.estimator.predict(anchor.distance**2)
         self.row = {"g": self.value(estimate, 0.0), "violation_rate": None, "cvar": None}
         return self.value(estimate, self.margin)
+
+    def due(self, step: int, k: int, anchor: Anchor | None) -> bool:
+        """Whether a step measures this constraint, number k: `every`, and a multiple of that from `rest` on at ease."""
+        if anchor is None or not anchor.fresh(k):
+            return True
+        every, rest = self.pace
+        return step % (-(-rest // every) * every if rest > 1 and self.at_ease(anchor) else every) == 0
 
     def at_ease(self, anchor: Anchor) -> bool:
         """Whether the constraint is predicted to use less than half of the room between its floor and its ceiling."""
