@@ -9,12 +9,15 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.constraint import gradients
+from holdfast.constraint.gradients import ParameterSpace
 from holdfast.fused import delta_rule
 from holdfast.fused.body import Body, EagerPasses
 from holdfast.fused.grouped_lora import GroupedAdapter
 from holdfast.fused.packed_rows import encoded_rows
 from holdfast.fused.recorded import RecordedPasses, rounded
 from holdfast.fused.support import other_mixers, plain_layers
+from holdfast.training.probe import looked_at
 from tests import hybrid, tiny
 from tests.oracle.test_fused_step import ALL_ACTIVE, Watch, close
 from tests.unit.fused.comparing import adapted, encoded
@@ -231,3 +234,31 @@ def test_a_capture_that_fails_leaves_stream_allocator_and_generator_to_the_other
     del large
     torch.cuda.empty_cache()  # which frees nothing while a capture counts as under way
     assert torch.cuda.memory_reserved() <= before
+
+
+@pytest.mark.parametrize("unit", ["kl_token", "nll_token"])
+def test_a_look_between_recorded_steps_is_what_the_monitor_measures(tmp_path, unit):
+    """It is not recorded, and leaves the recordings of the steps as they are."""
+    constraint = hf.ChanceConstraint(tau=1e-3, beta=1e3, unit=unit, allow_infeasible_start=True)
+    settings = {**ROWS, "learning_rate": 0.05, "bf16": False, "tf32": False, "max_steps": 4, "step": "fused"}
+    trainer = build(tmp_path, given={"constraint": constraint}, **settings, step_graphs="on")
+    trainer.train()
+    passes = trainer.run.engine.joint.passes  # type: ignore[attr-defined]
+    before, places = dict(passes._recordings), [3, 0, 5, 4, 1]
+    found = looked_at(trainer.run, "safety", places)
+    expected = trainer.degradations("safety", "constraint")[places]
+    assert expected.abs().max() > 1e-3, "training moved it"
+    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-5)
+    assert passes._recordings == before
+
+
+def test_inner_products_are_off_by_the_rounding_of_a_block_and_exact_ones_are_not(monkeypatch):
+    monkeypatch.setattr(gradients, "BLOCK", 100_000)
+    draw = torch.Generator(device="cuda").manual_seed(0)
+    a, b = ([torch.randn(450_001, generator=draw, device="cuda")] for _ in range(2))
+    space = ParameterSpace([torch.nn.Parameter(a[0].clone())])
+    size = float(a[0].double().norm() * b[0].double().norm())
+    for x, y in ((a, b), (a, a)):
+        expected = float(x[0].double() @ y[0].double())
+        assert abs(space.dots([(x, y)])[0] - expected) < 1e-6 * size
+        assert abs(space.dots([(x, y)], exact=True)[0] - expected) < 1e-12 * size
