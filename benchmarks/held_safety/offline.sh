@@ -63,7 +63,7 @@ locked() { # NAME==VERSION as the lock has them
 seed_results() { # records that need not be made again; of one cell the latest; a cell with other arguments runs again
   mkdir -p "$2"
   local round
-  for round in . ninth_round tuning tuning_{second,third,fourth,fifth,sixth,seventh,eighth,ninth}_round; do
+  for round in . ninth_round strengths tuning tuning_{second,third,fourth,fifth,sixth,seventh,eighth,ninth}_round; do
     [ ! -d "$1/$round" ] || cp "$1/$round"/*.json "$2/"
   done
 }
