@@ -43,8 +43,8 @@ class FilterOptions:
         every: measure the constraints at every such step, and in between go by the averages, which follow the distance
             from theta_0; a step from a tenth further out measures too. Above 1 it needs `anchor` or `verify`, and
             averages.
-        rest: measure a set at every such step while it is predicted to use less than half of its room (at every step
-            otherwise, or as `every` says), and in between go by its averages. Above 1 it needs what `every` needs.
+        rest: while a set is predicted to use less than half of its room, measure it at every such step only and go by
+            its averages in between; else as `every` says. Above 1 it needs what `every` needs.
         verify: how many rows of each set are looked at where a step ends half as far again from theta_0 as the last
             one that was verified, or, at most every eight steps, where an estimate is above its ceiling; such a step
             is pulled back to where these rows say that g stays below its ceiling. 0 has none. Averages follow the

@@ -183,8 +183,8 @@ class FilterMemory:
     def relieved(self, estimates: Sequence[float], measured: Sequence[bool]) -> list[float]:
         """The estimates; of what is not measured less what corrections have taken since it was.
 
-        That is a prediction from the distance alone, and each of the steps in between would undo the same violation
-        once more.
+        A prediction goes by the distance alone, and each of the steps in between would undo the same violation once
+        more.
         """
         relief = self.relief or [0.0] * len(estimates)  # not in checkpoints of earlier versions
         each = zip(estimates, relief, measured, strict=True)

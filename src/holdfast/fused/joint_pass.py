@@ -199,7 +199,7 @@ class JointPass:
 
     @torch.no_grad()
     def look(self, term: Term) -> Tensor:
-        """The degradations of a term's rows."""
+        """The degradations of a term's rows, by a pass that is not recorded: it is rare and of any size."""
         rows = [encoded_rows(term.rows)]
         part = scored(rows)[0].to(self.device)
         reference = None

@@ -189,7 +189,7 @@ class Steering:
         return self.value(estimate, self.margin)
 
     def due(self, step: int, k: int, anchor: Anchor | None) -> bool:
-        """Whether a step measures this constraint, number k: `every`, and a multiple of that from `rest` on at ease."""
+        """Whether this step measures constraint k: one in `every` does; at ease one in `rest`, rounded up."""
         if anchor is None or not anchor.fresh(k):
             return True
         every, rest = self.pace
